@@ -1,0 +1,81 @@
+"""Names and units of every result column. Standard library only: read by analysis and the command line alike."""
+
+from __future__ import annotations
+
+PARAMETERS = (
+    "system",
+    "model",
+    "hardware",
+    "trace",
+    "trace_group",
+    "mapping",
+    "workload.batch_size",
+    "workload.context_tokens",
+    "workload.output_tokens",
+    "policy.kv_budget_tokens",
+    "policy.block_size_tokens",
+    "policy.fetch_cap",
+    "policy.lookahead_k",
+    "placement.host_numa",
+    "placement.num_gpus",
+    "seed",
+)
+"""Always present; keys that an experiment sets beyond these are added under their dotted names."""
+
+METRICS = {
+    "throughput_tokens_per_s": "tokens/s",
+    "tpot_mean_s": "s",
+    "tpot_p50_s": "s",
+    "tpot_p99_s": "s",
+    "ttft_p50_s": "s",
+    "exposed_transfer_s": "s",
+    "hidden_fraction": "1",
+    "hit_rate": "1",
+    "overlap": "1",
+    "recall": "1",
+    "recall_upper": "1",
+    "churn": "1",
+    "h2d_bytes_per_token": "bytes",
+    "d2h_bytes_per_token": "bytes",
+    "remote_bytes_per_token": "bytes",
+    "admission_bytes": "bytes",
+    "link_utilization": "1",
+    "hbm_bytes_peak": "bytes",
+    "host_bytes_peak": "bytes",
+    "max_batch_size": "requests",
+    "bound": "",
+}
+
+BREAKDOWN = (
+    "t_qkv_s",
+    "t_attention_s",
+    "t_ffn_s",
+    "t_score_s",
+    "t_plan_s",
+    "t_gather_s",
+    "t_exposed_wait_s",
+    "t_allreduce_s",
+    "t_draft_s",
+    "t_sampling_s",
+    "t_lm_head_s",
+    "t_software_s",
+    "t_other_s",
+)
+"""Mean seconds of a step by what the compute stream runs or, when idle, waits for; they sum to tpot_mean_s."""
+
+EXTRA = {
+    "kv_bytes_read_per_token": "bytes",
+    "hbm_ceiling_tokens_per_s": "tokens/s",
+    "h2d_ceiling_tokens_per_s": "tokens/s",
+    "remote_ceiling_tokens_per_s": "tokens/s",
+    "compute_ceiling_tokens_per_s": "tokens/s",
+    "link_busy_s": "s",
+    "min_recall": "1",
+    "bound_detail": "",
+}
+"""Columns for plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that resource bound."""
+
+STATUS = ("point_key", "status", "error")
+STATUSES = ("ok", "does_not_fit", "failed")
+BOUNDS = ("hbm", "compute", "h2d", "remote", "capacity", "software")
+COLUMNS = (*STATUS, *PARAMETERS, *METRICS, *BREAKDOWN, *EXTRA)

@@ -1,0 +1,71 @@
+"""One point: a system on a model, a GPU, a trace and a workload."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from simulator.specs.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
+
+
+class WorkloadSpec(Spec):
+    batch_size: PositiveInt = 32
+    """Requests decoded together (closed batch), per GPU."""
+    context_tokens: PositiveInt | None = None
+    """KV length at the first decode step. Null: the trace group's own."""
+    output_tokens: PositiveInt = 128
+    """Decode steps simulated. Past the trace's last row, demand rows repeat."""
+
+
+class PlacementSpec(Spec):
+    host_numa: Literal["local", "far", "interleave"] = "local"
+    """Socket whose DRAM holds the full KV, seen from the GPU."""
+    num_gpus: PositiveInt = 1
+    """Data-parallel replicas on one host, each with its own batch, sharing switches, sockets and DRAM."""
+
+
+class EngineSpec(Spec):
+    software_overhead_s: NonNegativeFloat = 0.0
+    """CPU time per step that the GPU waits for. 0 is an assumption: a captured graph with asynchronous scheduling."""
+    hbm_utilization: Fraction = 0.9
+    """Share of HBM that may be used. Source: vLLM's default gpu_memory_utilization."""
+
+
+class MappingSpec(Spec):
+    rule: Literal["auto", "identity", "depth-cyclic"] = "auto"
+    """How another model's trace serves: layers by relative depth, KV heads cyclically. auto: identity when the
+    geometry is the trace's own, else depth-cyclic, and the result says which."""
+    layers: Literal["shared", "all"] = "shared"
+    """Trace layers drawn from: those recorded at every block size of the trace (comparable across block sizes),
+    or all that the block size at hand has."""
+
+
+class ObjectiveSpec(Spec):
+    maximize: str = "throughput_tokens_per_s"
+    """Result column that `best` maximises."""
+    min_recall: Fraction | None = None
+    """Least recall of an admissible point. Null: that of uncapped on-demand retrieval at the same budget and block
+    size, minus 0.01 (an assumption)."""
+
+
+class ExperimentSpec(Spec):
+    """Everything that decides one point's result. Names refer to the catalog or are paths."""
+
+    name: str | None = None
+    """Label of the run folder; does not change a result."""
+    system: str = "oasiskv"
+    model: str = "Qwen3-8B"
+    hardware: str = "h100-sxm"
+    trace: str = "smollm2-135m-reasoning"
+    trace_group: str | None = None
+    """Request of the trace that is replayed. Null: the one whose context is `workload.context_tokens`, else the first."""
+    mapping: MappingSpec = MappingSpec()
+    policy: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the system's policy (keys of PolicySpec)."""
+    workload: WorkloadSpec = WorkloadSpec()
+    placement: PlacementSpec = PlacementSpec()
+    engine: EngineSpec = EngineSpec()
+    objective: ObjectiveSpec = ObjectiveSpec()
+    seed: NonNegativeInt = 0
+    """Draws each request's offset into the demand rows, and the random predictor."""

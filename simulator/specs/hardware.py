@@ -1,0 +1,128 @@
+"""A hardware profile: one GPU, its host link, its host and how fast its kernels run, each figure with a source.
+
+`oasis-sim calibrate` writes this schema as YAML; the catalog ships profiles of it in `simulator/data/hardware`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from simulator.specs.base import Figure, Spec
+
+KernelKind = Literal["gemm", "attention", "score", "topk"]
+SideKind = Literal["gemm", "attention", "score", "topk", "ce_h2d", "ce_d2h", "gather"]
+
+
+class GpuFigures(Spec):
+    hbm_bytes: Figure
+    hbm_bytes_per_s: Figure
+    """Nominal."""
+    hbm_read_bytes_per_s: Figure
+    """What a streaming read of GBs sustains."""
+    bf16_flops: Figure
+    """Nominal dense."""
+    bf16_sustained_flops: Figure
+    """What a large matrix product sustains."""
+    l2_bytes: Figure
+    num_sms: Figure
+
+
+class KernelFigures(Spec):
+    """Time of a kernel inside a captured graph: `t0` + bytes / rate (and flops / rate where larger)."""
+
+    table: str | None = None
+    """Measured GEMM and dense decode-attention tables of the catalog (`h100_sxm`, `h200_sxm`), used where they reach."""
+    gemm_t0_s: Figure
+    gemm_bytes_per_s: Figure
+    attention_t0_s: Figure
+    attention_bytes_per_s: Figure
+    """Split-K GQA decode attention over the working set or the whole KV."""
+    score_t0_s: Figure
+    score_bytes_per_s: Figure
+    topk_t0_s: Figure
+    topk_s_per_score: Figure
+    """Seconds per block score, over batch x KV heads x blocks."""
+    plan_t0_s: Figure
+    plan_s_per_slot: Figure
+    """Residency plan (diff, cap, victims): seconds per slot, over batch x KV heads x K."""
+    scatter_bytes_per_s: Figure
+    """HBM-to-HBM scatter of packed blocks into slots, counting bytes written."""
+    sampling_t0_s: Figure
+    sampling_bytes_per_s: Figure
+
+
+class LinkFigures(Spec):
+    """Host link of one GPU."""
+
+    h2d_bytes_per_s: Figure
+    d2h_bytes_per_s: Figure
+    duplex_h2d_bytes_per_s: Figure
+    """H2D while D2H runs."""
+    duplex_d2h_bytes_per_s: Figure
+    ce_op_s: Figure
+    """Copy-engine time per operation, back to back in a graph."""
+    ce_batched_op_s: Figure
+    """The same inside one batched submission."""
+    ce_enqueue_s: Figure
+    """CPU time to enqueue one copy: bounds `ce-per-block`."""
+    plan_to_host_s: Figure
+    """From the plan's last write to a copy engine's start on its ids: D2H, CPU wake-up, enqueue."""
+    gather_t0_s: Figure
+    """Launch of a gather kernel in a graph."""
+    gather_bytes_per_s: Figure
+    """Ceiling of SM reads of pinned host memory."""
+    gather_cta_bytes_per_s: Figure
+    """One thread block's rate: bytes in flight / read latency."""
+    gather_latency_s: Figure
+    """Read latency of local pinned memory."""
+
+
+class HostFigures(Spec):
+    dram_bytes: Figure
+    """Per host, pinnable for KV."""
+    num_sockets: Figure
+    gpus_per_socket: Figure
+    gpus_per_switch: Figure
+    """GPUs that share one PCIe switch uplink."""
+    switch_bytes_per_s: Figure
+    dram_bytes_per_s: Figure
+    """Per socket, for device reads."""
+    inter_socket_bytes_per_s: Figure
+    """One direction, shared by all far traffic."""
+    far_latency_s: Figure
+    """Added to a read that crosses sockets."""
+    far_h2d_bytes_per_s: Figure
+    """One GPU's copy-engine ceiling from the far socket."""
+    pack_bytes_per_s: Figure
+    """CPU packing of scattered blocks into one staging buffer (`ce-contiguous`)."""
+
+
+class PairRate(Spec):
+    """How two kinds of work slow each other, from a graph of just these two."""
+
+    kernel: KernelKind
+    beside: SideKind
+    gather_ctas: int | None = Field(default=None, gt=0)
+    """Grid of the gather when `beside` is gather."""
+    kernel_rate: Figure
+    """Rate of `kernel` while both run, 1 = alone."""
+    beside_rate: Figure
+    """Rate of the other."""
+
+
+class HardwareSpec(Spec):
+    name: str
+    device: str
+    """As the driver names it."""
+    driver: str | None = None
+    date: str | None = None
+    """Of the calibration; null for a catalog profile put together from public figures."""
+    gpu: GpuFigures
+    kernels: KernelFigures
+    link: LinkFigures
+    host: HostFigures
+    nvlink_bytes_per_s: Figure
+    pairs: tuple[PairRate, ...] = ()
+    """Pairs not listed do not slow each other."""

@@ -1,0 +1,62 @@
+"""What a system decides: which blocks attention reads, which are predicted, kept, moved and how.
+
+A system is a composition of these choices (`simulator.systems`); any key may be overridden.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simulator.specs.base import Fraction, PositiveFloat, PositiveInt, Spec
+
+Selector = Literal["minmax", "exact", "all"]
+Predictor = Literal["current", "previous", "draft", "oracle", "random"]
+Residency = Literal["everything", "exact", "slack"]
+Eviction = Literal["least-recently-selected", "lowest-score"]
+Transport = Literal["ce-per-block", "ce-batched", "ce-contiguous", "gather"]
+MissRule = Literal["stall", "attend"]
+CapScope = Literal["head", "layer", "request"]
+LookaheadMode = Literal["single", "union", "refine"]
+KvDtype = Literal["bf16", "fp8", "int8"]
+WriteBack = Literal["block", "token"]
+DraftHead = Literal["eagle3", "ngram"]
+
+
+class PolicySpec(Spec):
+    selector: Selector = "minmax"
+    """Ranks a step's blocks with the real query. minmax: Quest's bound from per-block key minima and maxima;
+    exact: softmax mass; all: every block (dense attention)."""
+    predictor: Predictor = "draft"
+    """Ranks the blocks to fetch. current: the real query, on demand; previous: the latest real query seen;
+    draft: the draft token's query, `lookahead_k` positions ahead; oracle: the selector's own future choice;
+    random: uniform over the blocks that exist."""
+    residency: Residency = "exact"
+    """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`."""
+    slack_blocks: PositiveInt | None = None
+    """Extra slots per KV head for arrivals. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K)."""
+    eviction: Eviction = "least-recently-selected"
+    transport: Transport = "gather"
+    """How blocks cross the host link. ce-*: copy engine, one operation per block, per contiguous run in one
+    batched submission, or one per layer after the CPU has packed it; gather: SMs read pinned host memory."""
+    gather_ctas: PositiveInt = 16
+    """Thread blocks of the gather kernel."""
+    miss_rule: MissRule = "attend"
+    """stall: fetch what the real query selects and is absent, then attend; attend: attend to what is resident."""
+    kv_dtype: KvDtype = "bf16"
+    kv_budget_tokens: PositiveInt | None = None
+    """Tokens per KV head that attention reads (K = budget / block). Null: context / 8."""
+    block_size_tokens: PositiveInt = 16
+    fetch_cap: Fraction = 1.0
+    """New blocks per step as a share of K; 1 is uncapped."""
+    fetch_cap_scope: CapScope = "head"
+    """Over what the cap's credit is pooled. head is an assumption: the paper does not say."""
+    lookahead_k: PositiveInt = 1
+    """Steps between a plan and the attention that it serves."""
+    lookahead_mode: LookaheadMode = "single"
+    write_back: WriteBack = "block"
+    """When new KV goes to the host: as a block fills, or every token."""
+    metadata_vectors_per_block: PositiveInt = 2
+    """Compressed-key vectors per block (min and max: 2)."""
+    metadata_bytes_per_element: PositiveFloat = 2.0
+    draft_head: DraftHead = "eagle3"
+    """Whose cost drafting has: a one-layer EAGLE-3 head, or prompt lookup on the CPU."""
