@@ -176,8 +176,9 @@ class ModelSpec(Spec):
     def qkv_params(self) -> int:
         """Per layer: h · (H_q + 2 H_kv) · d.
 
-        MLA: query h · r_q + r_q · H_q · (nope + rope), or h · H_q · (nope + rope) un-factored; latent h · (r_kv + rope);
-        up-projections r_kv · H_q · (nope + v), read whole by an absorbed decode too. Source: DeepSeek-V3 §2.1.1.
+        MLA: query h · r_q + r_q · H_q · (nope + rope), or h · H_q · (nope + rope) un-factored;
+        latent h · (r_kv + rope); up-projections r_kv · H_q · (nope + v), read whole by an absorbed decode too.
+        Source: DeepSeek-V3 §2.1.1.
         """
         if self.mla is None:
             return self.hidden * (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim

@@ -1,0 +1,66 @@
+"""Models and hardware by catalog name or file: the shipped data, looked up without regard to case."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from simulator.hf_config import load_hf_config
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.validation import unknown_name, validated
+from simulator.yaml_io import load_yaml
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+@lru_cache(maxsize=1)
+def models() -> tuple[ModelSpec, ...]:
+    """Every model of the catalog, in its order."""
+    path = DATA / "models.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["models"]
+    return tuple(validated(ModelSpec, row, f"{path.name}, {row.get('name')}") for row in rows)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names of the shipped profiles, sorted, without reading them."""
+    return tuple(sorted(path.stem for path in (DATA / "hardware").glob("*.yaml")))
+
+
+def hardware() -> tuple[HardwareSpec, ...]:
+    """Every shipped hardware profile, by name."""
+    return tuple(load_hardware(name) for name in hardware_names())
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """A catalog model (name or Hugging Face id), or the model that a `config.json` or its folder describes.
+
+    Raises InputError: unknown name (with the nearest ones), unreadable file, or a config key that is missing.
+    """
+    text = str(name_or_path)
+    for model in models():
+        if text.casefold() in {model.name.casefold(), (model.hf_id or model.name).casefold()}:
+            return model
+    path = Path(text)
+    if path.suffix == ".json" or path.is_dir():
+        return load_hf_config(path)
+    raise unknown_name("model", text, (m.name for m in models()), "a path to a Hugging Face config.json or its folder")
+
+
+def load_hardware(name_or_path: str | Path) -> HardwareSpec:
+    """A shipped profile by name, or a profile from a YAML file (`oasis-sim calibrate` writes them).
+
+    Raises InputError: unknown name (with the nearest ones), or a file that is no valid profile (naming the key).
+    """
+    text = str(name_or_path)
+    if text.casefold() in hardware_names():
+        return _shipped_profile(text.casefold())
+    if Path(text).suffix in {".yaml", ".yml"}:
+        return validated(HardwareSpec, load_yaml(text), text)
+    raise unknown_name("hardware", text, hardware_names(), "a path to a profile.yaml")
+
+
+@lru_cache(maxsize=16)
+def _shipped_profile(name: str) -> HardwareSpec:
+    return validated(HardwareSpec, load_yaml(DATA / "hardware" / f"{name}.yaml"), f"{name}.yaml")
