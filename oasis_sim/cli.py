@@ -1,0 +1,199 @@
+"""The command line: declares verbs and flags, and imports nothing heavier than the CLI library.
+
+A verb's work, with its imports, is in `oasis_sim.verbs`; a verb returns its exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="oasis-sim",
+    help="Does lookahead sparse prefetch of KV blocks pay for your model, GPU, link and workload?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+trace_app = typer.Typer(help="Look at, check or pack an attention trace.", no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
+
+# Every flag takes a list only so that a flag given twice can be refused instead of silently overridden.
+Experiment = Annotated[
+    str | None, typer.Argument(metavar="[EXPERIMENT.yaml]", help="Keys of the experiment; flags override it.")
+]
+Values = list[str] | None
+System = Annotated[Values, typer.Option("--system", metavar="NAME", help="See: oasis-sim catalog systems.")]
+Model = Annotated[Values, typer.Option("--model", metavar="NAME", help="Catalog name or Hugging Face config.json.")]
+Hardware = Annotated[Values, typer.Option("--hardware", metavar="NAME", help="Catalog name or profile YAML.")]
+Trace = Annotated[Values, typer.Option("--trace", metavar="NAME", help="Catalog name or path of a trace.")]
+FetchCap = Annotated[Values, typer.Option("--fetch-cap", metavar="SHARE", help="New blocks per step, share of K.")]
+BlockSize = Annotated[Values, typer.Option("--block-size", metavar="TOKENS", help="Tokens per KV block.")]
+Lookahead = Annotated[Values, typer.Option("--lookahead", metavar="STEPS", help="Steps between plan and use.")]
+Numa = Annotated[Values, typer.Option("--numa", metavar="WHERE", help="Host DRAM: local, far or interleave.")]
+Budget = Annotated[Values, typer.Option("--budget", metavar="TOKENS", help="Tokens that attention reads per head.")]
+BatchSize = Annotated[Values, typer.Option("--batch-size", metavar="N", help="Requests decoded together.")]
+Context = Annotated[Values, typer.Option("--context", metavar="TOKENS", help="KV length at the first decode step.")]
+MinRecall = Annotated[Values, typer.Option("--min-recall", metavar="SHARE", help="Least recall of the best point.")]
+Maximize = Annotated[Values, typer.Option("--maximize", metavar="COLUMN", help="What the best point maximises.")]
+Seed = Annotated[Values, typer.Option("--seed", metavar="N", help="Seed of request offsets and random predictors.")]
+Set = Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. policy.transport=gather.")]
+Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: runs/ and a name by content.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+@app.command()
+def run(
+    experiment: Experiment = None,
+    system: System = None,
+    model: Model = None,
+    hardware: Hardware = None,
+    trace: Trace = None,
+    fetch_cap: FetchCap = None,
+    block_size: BlockSize = None,
+    lookahead: Lookahead = None,
+    numa: Numa = None,
+    budget: Budget = None,
+    batch_size: BatchSize = None,
+    context: Context = None,
+    min_recall: MinRecall = None,
+    maximize: Maximize = None,
+    seed: Seed = None,
+    set_: Set = None,
+    out: Out = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Simulate one point and print what it takes and what binds it."""
+    from oasis_sim.verbs.run import run as verb
+
+    flags = _flags(locals())
+    return verb(experiment, flags, set_ or [], out, json, quiet)
+
+
+@app.command()
+def sweep(
+    experiment: Experiment = None,
+    system: System = None,
+    model: Model = None,
+    hardware: Hardware = None,
+    trace: Trace = None,
+    fetch_cap: FetchCap = None,
+    block_size: BlockSize = None,
+    lookahead: Lookahead = None,
+    numa: Numa = None,
+    budget: Budget = None,
+    batch_size: BatchSize = None,
+    context: Context = None,
+    min_recall: MinRecall = None,
+    maximize: Maximize = None,
+    seed: Seed = None,
+    set_: Set = None,
+    out: Out = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Simulate a grid (any flag takes a comma list) and name the best point and why it is best.
+
+    Without arguments: the systems on the shipped trace, Qwen3-8B and an H100, over fetch cap, block size, lookahead
+    and NUMA placement. Repeating a sweep resumes it.
+    """
+    from oasis_sim.verbs.sweep import sweep as verb
+
+    flags = _flags(locals())
+    return verb(experiment, flags, set_ or [], out, json, quiet, jobs)
+
+
+@app.command()
+def plot(
+    folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
+) -> int:
+    """Draw roofline, breakdown, heat map, response lines and Pareto front of a sweep into its plots folder."""
+    from oasis_sim.verbs.plot import plot as verb
+
+    return verb(folder)
+
+
+@app.command()
+def catalog(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="models, hardware, systems or traces.")],
+    json: Json = False,
+) -> int:
+    """List what --model, --hardware, --system and --trace accept by name."""
+    from oasis_sim.verbs.catalog import catalog as verb
+
+    return verb(kind, json)
+
+
+@trace_app.command("info")
+def trace_info(trace: Annotated[str, typer.Argument(help="Catalog name or path.")], json: Json = False) -> int:
+    """Print what a trace holds: model, requests, steps, block sizes, rankings, where it came from."""
+    from oasis_sim.verbs.trace import info
+
+    return info(trace, json)
+
+
+@trace_app.command("check")
+def trace_check(trace: Annotated[str, typer.Argument(help="Catalog name or path.")], json: Json = False) -> int:
+    """Check version, shapes, ranges, sums and content hash; the error names file, array and index."""
+    from oasis_sim.verbs.trace import check
+
+    return check(trace, json)
+
+
+@trace_app.command("pack")
+def trace_pack(
+    folder: Annotated[str, typer.Argument(help="Folder that the recorder wrote.")],
+    out: Annotated[str, typer.Argument(metavar="TRACE.zip", help="Zip file to write.")],
+    json: Json = False,
+) -> int:
+    """Pack a recorded folder into one zip that readers open directly."""
+    from oasis_sim.verbs.trace import pack
+
+    return pack(folder, out, json)
+
+
+def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:
+    """Flags that were given, by their spelling."""
+    from oasis_sim.settings import FLAG_KEYS
+
+    given = {flag: arguments.get(flag.removeprefix("--").replace("-", "_")) for flag in FLAG_KEYS}
+    return {flag: list(values) for flag, values in given.items() if isinstance(values, list) and values}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `oasis-sim`: every way to end becomes an exit code and at most one line on stderr."""
+    sys.exit(_guard(lambda: _call(arguments)))
+
+
+def _call(arguments: Sequence[str] | None) -> int:
+    from oasis_sim.shadowing import require_own_packages
+
+    require_own_packages()
+    code = app(args=None if arguments is None else list(arguments), prog_name="oasis-sim", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _guard(work: Callable[[], int]) -> int:
+    try:
+        return work()
+    except Exception as error:
+        from oasis_sim.output import report_error
+
+        return report_error(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    main()

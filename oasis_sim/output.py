@@ -1,0 +1,81 @@
+"""What leaves the program: JSON, numbers for people, one-line errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_INPUT, EXIT_INTERNAL = 2, 70
+PIPED_WIDTH = 100
+"""Columns of a table when stdout is a file or a pipe."""
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One strict JSON document on stdout. Raises ValueError on NaN or infinity."""
+    sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+def console() -> Console:
+    """Rich console on stdout: terminal width on a terminal, else `PIPED_WIDTH` columns without colour."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def report_error(error: Exception) -> int:
+    """Print one line for an error on stderr and return the exit code that it stands for."""
+    from traces.errors import OasisError
+
+    if isinstance(error, OasisError):
+        _error_line(str(error))
+        return error.exit_code
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:  # the CLI library's own: unknown flag, missing argument
+        context = getattr(error, "ctx", None)
+        hint = f" (see: {context.command_path} --help)" if context is not None else ""
+        _error_line(f"{format_message()}{hint}")
+        return EXIT_INPUT
+    if isinstance(error, BrokenPipeError):
+        return 1
+    if isinstance(error, ImportError) and "shadows" in str(error):
+        _error_line(str(error))
+        return EXIT_INPUT
+    with tempfile.NamedTemporaryFile("w", prefix="oasis-sim-", suffix=".traceback.txt", delete=False) as file:
+        file.write("".join(traceback.format_exception(error)))
+    _error_line(f"internal: {type(error).__name__}: {error} (traceback in {file.name})")
+    return EXIT_INTERNAL
+
+
+def _error_line(message: str) -> None:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+
+
+def milliseconds(value_s: float | None) -> str:
+    return "–" if value_s is None else f"{value_s * 1e3:.2f} ms"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value * 100:.1f} %"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three or four significant digits with thousands separated."""
+    if value is None:
+        return "–"
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def gigabytes(num_bytes: float | None) -> str:
+    return "–" if num_bytes is None else f"{num_bytes / 1e9:,.2f} GB"
+
+
+def megabytes(num_bytes: float | None) -> str:
+    return "–" if num_bytes is None else f"{num_bytes / 1e6:,.2f} MB"

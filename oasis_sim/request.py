@@ -1,0 +1,83 @@
+"""What the user asked for: YAML, flags and `--set` merged into points, before anything is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oasis_sim.settings import Settings, command_line_settings, flatten
+from simulator.experiment import expand
+from simulator.objective import require_objective
+from simulator.specs.experiment import ExperimentSpec
+from simulator.yaml_io import load_yaml
+from traces.errors import InputError
+
+DEFAULT_SWEEP = Path(__file__).with_name("default_sweep.yaml")
+_SECTIONS = tuple(ExperimentSpec.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Points in grid order (first key outermost, in the schema's order) and the document that asks for them."""
+
+    points: tuple[ExperimentSpec, ...]
+    config: dict[str, Any]
+    """Nested keys with all defaults; a swept key holds its list. `oasis-sim sweep config.yaml` asks for it again."""
+
+    @property
+    def name(self) -> str | None:
+        return self.points[0].name
+
+    @property
+    def maximize(self) -> str:
+        return self.points[0].objective.maximize
+
+
+def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
+    """Request of `run`. Raises InputError when a key has more than one value."""
+    settings = _merge(file, flags, assignments)
+    for key, values in settings.items():
+        if len(values) > 1:
+            raise InputError(f"run takes one value for {key}, got {', '.join(map(str, values))}; use sweep for a list")
+    return _request(settings)
+
+
+def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
+    """Request of `sweep`; without a file, flags override the embedded default sweep."""
+    return _request(_merge(file or str(DEFAULT_SWEEP), flags, assignments))
+
+
+def _merge(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Settings:
+    settings: Settings = {}
+    if file is not None:
+        tree = load_yaml(file)
+        if tree is not None and not isinstance(tree, Mapping):
+            raise InputError(f"{file}: expected a mapping of experiment keys, found {type(tree).__name__}")
+        settings = flatten(tree or {}, file)
+    settings.update(command_line_settings(flags, assignments))
+    for key, values in settings.items():
+        repeated = {str(value) for value in values if values.count(value) > 1}
+        if repeated:
+            raise InputError(f"{key}: value given twice: {', '.join(sorted(repeated))}")
+        if len(values) > 1 and (key == "name" or key.startswith("objective.")):
+            raise InputError(f"{key} cannot be swept: it takes one value")
+    return {key: settings[key] for key in sorted(settings, key=_schema_order)}
+
+
+def _schema_order(key: str) -> tuple[int, str]:
+    section = key.partition(".")[0]
+    return (_SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key)
+
+
+def _request(settings: Settings) -> Request:
+    fixed = {key: values[0] for key, values in settings.items() if len(values) == 1}
+    swept = {key: values for key, values in settings.items() if len(values) > 1}
+    points = tuple(expand(fixed, swept))
+    require_objective(points[0].objective.maximize)
+    config = points[0].model_dump(mode="json")
+    for key, values in swept.items():
+        section, _, name = key.rpartition(".")
+        (config[section] if section else config)[name] = values
+    return Request(points, config)

@@ -1,0 +1,217 @@
+"""The folder of one run: finished points as they come, the table at the end, and what produced them.
+
+`points.jsonl` grows by one fsynced line per finished point, so a killed run loses nothing that it reported;
+`results.parquet`, `config.yaml` and `manifest.json` appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import yaml
+
+from simulator.metrics import COLUMNS, METRICS
+from traces.errors import InputError
+
+Row = dict[str, Any]
+
+POINTS, TABLE, CONFIG, MANIFEST, LOCK = "points.jsonl", "results.parquet", "config.yaml", "manifest.json", ".lock"
+
+
+class RunFolder:
+    """Exclusive writer of one run folder, held in `with`.
+
+    Entering creates the folder, takes `.lock` and reads the finished points of an earlier run of the same
+    experiment. Raises `InputError` when the folder cannot be written, holds another experiment or files that no
+    run wrote, or is being written by someone else.
+    """
+
+    def __init__(
+        self, path: Path, experiment_hash: str, config: Mapping[str, Any], manifest: Mapping[str, Any]
+    ) -> None:
+        self.path, self.experiment_hash, self.config, self.manifest = path, experiment_hash, config, manifest
+        self.rows: dict[str, Row] = {}
+        """Finished points of this folder by `point_key`."""
+        self._lock: int | None = None
+        self._points: IO[bytes] | None = None
+        self._created = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._created = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path / LOCK)
+            try:
+                self._refuse_foreign_content()
+                self.rows, whole_bytes = read_points(self.path / POINTS)
+                write_atomically(self.path / CONFIG, yaml.safe_dump(dict(self.config), sort_keys=False).encode())
+                self._write_manifest({"state": "unfinished"})
+                self._points = open(self.path / POINTS, "ab")
+                self._points.truncate(whole_bytes)
+            except BaseException:
+                self._release()
+                raise
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._release()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add finished points and wait until they are on the disk."""
+        assert self._points is not None, "the run folder is not open"
+        rows = list(rows)
+        for row in rows:
+            self._points.write(json_line(row))
+            self.rows[row["point_key"]] = row
+        self._points.flush()
+        os.fsync(self._points.fileno())
+
+    def finish(self, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
+        """Write `results.parquet` (rows as given: grid order) and the manifest with `summary` added."""
+        write_table(self.path / TABLE, rows)
+        self._write_manifest({"state": "finished", **summary})
+
+    def _write_manifest(self, summary: Mapping[str, Any]) -> None:
+        document = {"experiment_hash": self.experiment_hash, **self.manifest, **summary}
+        write_atomically(self.path / MANIFEST, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+    def discard(self) -> None:
+        """Take back a folder that this run created: a refused input leaves nothing behind."""
+        if not self._created or self._lock is None:
+            return
+        for name in (POINTS, TABLE, CONFIG, MANIFEST):
+            (self.path / name).unlink(missing_ok=True)
+        self._release()
+        self.path.rmdir()
+
+    def _refuse_foreign_content(self) -> None:
+        manifest = self.path / MANIFEST
+        if manifest.exists():
+            held = read_manifest(self.path).get("experiment_hash")
+            if held != self.experiment_hash:
+                raise InputError(
+                    f"{self.path} holds another experiment ({str(held)[:8]}, this one is {self.experiment_hash[:8]}); "
+                    "give another --out or remove the folder"
+                )
+        elif any(entry.name not in (LOCK, CONFIG) and entry.suffix != ".part" for entry in self.path.iterdir()):
+            raise InputError(f"{self.path} has files but no {MANIFEST}: not a run folder; give another --out")
+
+    def _release(self) -> None:
+        if self._points is not None:
+            self._points.close()
+            self._points = None
+        if self._lock is not None:
+            (self.path / LOCK).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(path: Path) -> int:
+    """Take the folder's lock; the kernel frees it when its holder dies, so a stale file does no harm.
+
+    Raises InputError naming the process that holds it.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise InputError(f"{path.parent} is being written by {holder}; wait for it or give another --out") from None
+        if path.exists() and os.path.samestat(os.fstat(handle), os.stat(path)):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            return handle
+        os.close(handle)  # the holder removed the file between open and flock: take the new one
+
+
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """One row as one line of strict JSON. Raises ValueError on NaN or infinity: undefined is null."""
+    return (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
+
+
+def read_points(path: Path) -> tuple[dict[str, Row], int]:
+    """Rows of a `points.jsonl` by `point_key`, and the length in bytes of its whole lines.
+
+    A last line without its newline was torn by a kill and is not counted. Raises `InputError` for any other line
+    that is not a row.
+    """
+    if not path.exists():
+        return {}, 0
+    rows: dict[str, Row] = {}
+    whole_bytes = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = json.loads(line)
+            rows[row["point_key"]] = row
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}:{number}: not a finished point ({type(error).__name__})") from error
+        whole_bytes += len(line)
+    return rows, whole_bytes
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A run folder's manifest. Raises `InputError` when there is none or it is not JSON."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{folder} is not a run folder: it has no {MANIFEST}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(manifest, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return manifest
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as Parquet: the columns of `simulator.metrics`, then any other key in alphabetical order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    extra = sorted({key for row in rows for key in row} - set(COLUMNS))
+    arrays = {name: _column(name, [row.get(name) for row in rows]) for name in (*COLUMNS, *extra)}
+    part = path.with_name(f"{path.name}.part")
+    pq.write_table(pa.table(arrays), part)
+    _publish(part, path)
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    """A typed Arrow array, so that a column that is null throughout keeps the type that it has elsewhere."""
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return pa.array(values, pa.float64() if METRICS.get(name, "") or name.endswith("_s") else pa.string())
+    if kinds <= {bool}:
+        return pa.array(values, pa.bool_())
+    if kinds <= {int}:
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float}:
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    _publish(part, path)
+
+
+def _publish(part: Path, path: Path) -> None:
+    """Rename a written file into place after its bytes are on the disk: readers see the old one or all of the new."""
+    with open(part, "rb") as handle:
+        os.fsync(handle.fileno())
+    os.replace(part, path)

@@ -1,0 +1,124 @@
+"""Runs the points of a grid into a run folder: grouped by replay, resumed where an earlier run stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.executors import run_groups
+from simulator.metrics import COLUMNS, PARAMETERS
+from simulator.objective import RECALL_MARGIN
+from simulator.results import Row, RunFolder
+from simulator.specs.experiment import ExperimentSpec
+from traces.errors import OasisError
+
+MAX_GROUP_POINTS = 16
+"""Points that one worker takes at once: few enough that a kill loses little and the work spreads evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Distinct points in grid order with their keys."""
+
+    points: tuple[ExperimentSpec, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def experiment_hash(self) -> str:
+        """Names what the grid computes: its points (with software versions, in their keys) and what `best` means."""
+        objectives = sorted({point.objective.model_dump_json() for point in self.points})
+        return hashlib.sha256(json.dumps([self.keys, objectives]).encode()).hexdigest()
+
+
+def make_grid(points: Sequence[ExperimentSpec]) -> Grid:
+    """Validate every point and drop those that equal an earlier one in all that their system looks at.
+
+    Raises InputError for the first point that cannot be simulated, before any is.
+    """
+    from simulator.points import point_key
+
+    distinct: dict[str, ExperimentSpec] = {}
+    for point in points:
+        distinct.setdefault(point_key(point), point)
+    return Grid(tuple(distinct.values()), tuple(distinct))
+
+
+def run_grid(
+    grid: Grid, folder: RunFolder, num_jobs: int, on_finished: Callable[[Sequence[Row]], None] = lambda rows: None
+) -> list[Row]:
+    """Rows of all points in grid order; those already in the folder are not run again, unless they failed.
+
+    `on_finished` is called with the rows of each group as it is on the disk.
+    """
+    open_points = [
+        point
+        for key, point in zip(grid.keys, grid.points, strict=True)
+        if folder.rows.get(key, {"status": "failed"})["status"] == "failed"
+    ]
+    for _, rows in run_groups(simulate_point, group_by_replay(open_points), num_jobs):
+        folder.append(rows)
+        on_finished(rows)
+    return [folder.rows[key] for key in grid.keys]
+
+
+def group_by_replay(points: Sequence[ExperimentSpec]) -> list[list[ExperimentSpec]]:
+    """Points whose demand is the same (they differ in hardware, batch, placement or engine only), side by side."""
+    groups: dict[str, list[ExperimentSpec]] = {}
+    for point in points:
+        replayed = point.model_dump(mode="json", exclude={"name", "hardware", "placement", "engine", "objective"})
+        replayed["workload"].pop("batch_size")
+        groups.setdefault(json.dumps(replayed, sort_keys=True), []).append(point)
+    return [
+        group[start : start + MAX_GROUP_POINTS]
+        for group in groups.values()
+        for start in range(0, len(group), MAX_GROUP_POINTS)
+    ]
+
+
+def simulate_point(point: ExperimentSpec) -> Row:
+    """As `point_row`, but a fault of the program becomes a row with status `failed`: one point ends no sweep."""
+    try:
+        return point_row(point)
+    except OasisError:
+        raise
+    except Exception as error:
+        return failed_row(point, error)
+
+
+def point_row(point: ExperimentSpec) -> Row:
+    """One row, with the recall that an admissible point needs in `min_recall`."""
+    from simulator.points import run_point
+
+    row = run_point(point)
+    if row["status"] == "ok":
+        row["min_recall"] = min_recall(point)
+    return row
+
+
+def min_recall(point: ExperimentSpec) -> float:
+    """Least recall of an admissible point: as set, else that of uncapped on-demand retrieval minus the margin."""
+    if point.objective.min_recall is not None:
+        return point.objective.min_recall
+    from simulator.points import reference_recall
+
+    return max(0.0, reference_recall(point) - RECALL_MARGIN)
+
+
+def failed_row(point: ExperimentSpec, error: Exception) -> Row:
+    """Row of a point whose simulation broke: its parameters as asked for, all results null."""
+    from simulator.points import point_key
+
+    asked: dict[str, Any] = point.model_dump(mode="json")
+    row: Row = dict.fromkeys(COLUMNS)
+    for name in PARAMETERS:
+        section, _, key = name.rpartition(".")
+        value = asked.get(section, {}).get(key) if section else asked.get(key)
+        row[name] = None if isinstance(value, dict) else value
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    row["point_key"], row["status"] = point_key(point), "failed"
+    row["error"] = f"{type(error).__name__}: {error} ({frame.name}, {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+    return row
