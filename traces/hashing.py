@@ -1,0 +1,46 @@
+"""Content hash of a group and of a trace: over decoded arrays and semantic attributes, not over files.
+
+Two traces with the same content hash replay alike, however they are compressed, packed or named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.schema import GroupAttributes, ModelGeometry, TraceAttributes
+
+
+class ContentHasher:
+    """Running sha256 of each decoded array, fed step by step."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Any] = {}
+
+    def update(self, name: str, rows: NDArray[Any]) -> None:
+        """Append rows (any step count) of array `name`."""
+        digest = self._arrays.setdefault(name, hashlib.sha256(str(rows.dtype.newbyteorder("<")).encode()))
+        digest.update(np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<")).tobytes())
+
+    def digest(self, model: ModelGeometry, group: GroupAttributes) -> str:
+        """Hash so far. Attributes that describe the file or how the request came to be are left out."""
+        attributes = group.model_dump(
+            mode="json", exclude={"content_hash", "steps_planned", "prompt", "sampling", "prompt_sha256"}
+        )
+        arrays = {name: digest.hexdigest() for name, digest in sorted(self._arrays.items())}
+        return _sha256({"model": model.model_dump(mode="json"), "group": attributes, "arrays": arrays})
+
+
+def trace_hash(attributes: TraceAttributes, groups: Mapping[str, str]) -> str:
+    """Hash of a trace from its semantic attributes and its groups' hashes."""
+    semantic = attributes.model_dump(mode="json", exclude={"name", "provenance"})
+    return _sha256({"trace": semantic, "groups": dict(groups)})
+
+
+def _sha256(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,60 @@
+"""Which arrays a group holds, with dtype and the shape of one step's row. Writer, reader and check share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traces.schema import STEPS_PER_CHUNK, GroupAttributes, ModelGeometry, mass_source
+
+_CHUNK_TARGET_BYTES = 8 << 20
+MAX_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """One array: shape is [steps, *row]; chunks are 64 steps by some layers by everything else."""
+
+    dtype: str
+    row: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        size = {"uint8": 1, "int32": 4, "float32": 4}[self.dtype]
+        for extent in self.row:
+            size *= extent
+        return size
+
+    @property
+    def chunk_row(self) -> tuple[int, ...]:
+        """Shape of a chunk's row: whole unless that is too large, then fewer layers (axis 0 of the row)."""
+        if not self.row:
+            return ()
+        layers = max(1, min(self.row[0], _CHUNK_TARGET_BYTES * self.row[0] // (STEPS_PER_CHUNK * self.row_bytes)))
+        return (layers, *self.row[1:])
+
+
+def num_blocks(kv_len: int, block_size_tokens: int) -> int:
+    return -(-kv_len // block_size_tokens)
+
+
+def array_layouts(model: ModelGeometry, group: GroupAttributes) -> dict[str, ArrayLayout]:
+    """Every array of a group by its path inside the group."""
+    layouts = {"kv_len": ArrayLayout("int32", ()), "tokens": ArrayLayout("int32", ())}
+    for j in range(1, (group.drafter.distances if group.drafter else 0) + 1):
+        layouts[f"draft{j}/token"] = ArrayLayout("int32", ())
+        layouts[f"draft{j}/accepted"] = ArrayLayout("uint8", ())
+    for size, block in sorted(group.blocks.items()):
+        heads = (len(block.layers), model.num_kv_heads)
+        blocks = num_blocks(group.capacity_tokens, size)
+        bitmap, ranked = (*heads, -(-blocks // 8)), (*heads, block.max_ranked_blocks)
+        members_only = mass_source(group.blocks, size) is None
+        for name in block.rankings:
+            layouts[f"p{size}/{name}/members"] = ArrayLayout("uint8", bitmap)
+            if name != "exact":
+                layouts[f"p{size}/{name}/levels"] = ArrayLayout("uint8", ranked)
+            if name in ("true", "exact") and members_only:
+                layouts[f"p{size}/{name}/mass"] = ArrayLayout("uint8", ranked)
+        layouts[f"p{size}/true/rest"] = ArrayLayout("float32", heads)
+        if block.block_mass:
+            layouts[f"p{size}/block_mass"] = ArrayLayout("uint8", (*heads, blocks))
+    return layouts
