@@ -1,0 +1,100 @@
+"""What HBM and host memory must hold for a batch, and the largest batch that fits. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.cost import drafts, eagle3_head_bytes
+from simulator.specs.experiment import EngineSpec
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+from traces.errors import CapacityError
+
+KV_BYTES_PER_ELEMENT = {"bf16": 2, "fp8": 1, "int8": 1}
+PREFILL_CHUNK_TOKENS = 2048
+"""Tokens of a prefill chunk whose activations HBM holds. Source: vLLM's default max_num_batched_tokens (2,048)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes by pool. A batch of B needs `fixed + B x per_request` of HBM and `B x host_per_request` of host memory."""
+
+    weights_bytes: int
+    activations_bytes: int
+    hbm_per_request_bytes: int
+    host_per_request_bytes: int
+    hbm_available_bytes: int
+    host_available_bytes: int
+
+    def hbm_bytes(self, batch_size: int) -> int:
+        return self.weights_bytes + self.activations_bytes + batch_size * self.hbm_per_request_bytes
+
+    def host_bytes(self, batch_size: int) -> int:
+        return batch_size * self.host_per_request_bytes
+
+    @property
+    def max_batch_size(self) -> int:
+        hbm = (self.hbm_available_bytes - self.weights_bytes - self.activations_bytes) // self.hbm_per_request_bytes
+        if self.host_per_request_bytes:
+            hbm = min(hbm, self.host_available_bytes // self.host_per_request_bytes)
+        return max(0, hbm)
+
+    def require(self, batch_size: int) -> None:
+        """Raises CapacityError naming the pool that is too small."""
+        need = self.hbm_bytes(batch_size)
+        if need > self.hbm_available_bytes:
+            raise CapacityError("hbm", need, self.hbm_available_bytes, self.max_batch_size)
+        need = self.host_bytes(batch_size)
+        if need > self.host_available_bytes:
+            raise CapacityError("host", need, self.host_available_bytes, self.max_batch_size)
+
+
+def slots_per_head(policy: PolicySpec) -> int:
+    """K + slack, without the open block; `policy` is resolved (budget and slack are numbers)."""
+    assert policy.kv_budget_tokens is not None
+    slack = policy.slack_blocks or 0 if policy.residency == "slack" else 0
+    return policy.kv_budget_tokens // policy.block_size_tokens + slack
+
+
+def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
+    """KV of one request in HBM: everything, or K + slack slots and the open block per KV head plus full windows."""
+    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    if policy.residency == "everything":
+        return model.kv_bytes(kv_len, element)
+    num_blocks = -(-kv_len // policy.block_size_tokens)
+    slots = min(slots_per_head(policy) + 1, num_blocks)
+    window = min(kv_len, model.sliding_window or 0)
+    windows = len(model.sliding_layers) * window * model.kv_bytes_per_token_per_layer(element)
+    return model.working_set_bytes(slots, policy.block_size_tokens, element) + windows
+
+
+def footprint(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int
+) -> Footprint:
+    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its GPUs.
+
+    Activations: one prefill chunk through the widest layer (gate, up, hidden in and out, bf16), an assumption.
+    """
+    num_blocks = -(-kv_len // policy.block_size_tokens)
+    per_request = kv_bytes_in_hbm(model, policy, kv_len)
+    weights = model.weight_bytes
+    if policy.selector != "all":
+        per_request += round(
+            model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+        )
+    if drafts(policy) and policy.draft_head == "eagle3":
+        weights += eagle3_head_bytes(model)
+        per_request += model.kv_bytes_per_token_per_layer(2) * kv_len  # the head's own layer, whole context
+    host = 0
+    if policy.residency != "everything":
+        host = model.working_set_bytes(num_blocks, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    per_request += 4 * model.vocab  # fp32 logits
+    return Footprint(
+        weights_bytes=weights,
+        activations_bytes=2 * PREFILL_CHUNK_TOKENS * (2 * model.intermediate + 4 * model.hidden),
+        hbm_per_request_bytes=per_request,
+        host_per_request_bytes=host,
+        hbm_available_bytes=int(hardware.gpu.hbm_bytes.value * engine.hbm_utilization),
+        host_available_bytes=int(hardware.host.dram_bytes.value) // num_gpus,
+    )

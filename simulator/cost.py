@@ -1,0 +1,170 @@
+"""Seconds of each kernel of a decode step, alone, inside a captured graph. Pure functions of geometry and profile.
+
+A kernel takes t0 + max(bytes / rate, flops / sustained); GEMM and dense attention use measured tables where the
+profile names one and the shape is inside it. Rows: 1 real token per request plus the draft rows.
+"""
+
+from __future__ import annotations
+
+from simulator import kernel_tables
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+
+NGRAM_LOOKUP_S = 20e-6
+"""Prompt lookup on the CPU for a batch, before the step can start. Assumption: a hash probe per request."""
+EAGLE3_DRAFT_VOCAB = 32_000
+"""Rows of an EAGLE-3 head's own lm_head. Source: EAGLE-3 (arXiv 2503.01840) released heads, draft_vocab_size."""
+
+
+def drafts(policy: PolicySpec) -> bool:
+    """Whether the step carries draft rows. Oracle and random stand for perfect and useless drafts: same cost."""
+    return policy.predictor in ("draft", "oracle", "random")
+
+
+def draft_rows(policy: PolicySpec) -> int:
+    """Extra rows per request in the layer stack: one per drafted position, 1 … k."""
+    return policy.lookahead_k if drafts(policy) else 0
+
+
+def scored_rows(policy: PolicySpec) -> int:
+    """Query rows ranked per step and layer: the target's, or all (union), or the farthest and the nearest (refine)."""
+    if not drafts(policy):
+        return 1
+    return {"single": 1, "union": policy.lookahead_k, "refine": 2}[policy.lookahead_mode]
+
+
+def gemm_s(hardware: HardwareSpec, m: int, n: int, k: int, weight_bytes: float | None = None) -> float:
+    """[m, k] x [k, n] in bf16; `weight_bytes` differs from 2 n k for quantised weights (then no table)."""
+    kernels = hardware.kernels
+    plain = weight_bytes is None or weight_bytes == 2 * n * k
+    if kernels.table is not None and plain:
+        measured = kernel_tables.gemm_s(kernels.table, m, n, k)
+        if measured is not None:
+            return measured
+    weights = 2.0 * n * k if weight_bytes is None else weight_bytes
+    moved = (weights + 2.0 * m * (n + k)) / kernels.gemm_bytes_per_s.value
+    return kernels.gemm_t0_s.value + max(moved, 2.0 * m * n * k / hardware.gpu.bf16_sustained_flops.value)
+
+
+def attention_s(
+    hardware: HardwareSpec, model: ModelSpec, batch_size: int, kv_tokens: int, rows: int, kv_bytes_per_element: int,
+    dense_table: bool = False,
+) -> float:  # fmt: skip
+    """Split-K decode attention of one layer over `kv_tokens` tokens per KV head; all rows read the same KV.
+
+    `dense_table`: use the measured dense decode-attention table where it reaches (one row, bf16).
+    """
+    kernels = hardware.kernels
+    if dense_table and kernels.table is not None and rows == 1 and kv_bytes_per_element == 2 and model.mla is None:
+        measured = kernel_tables.decode_attention_s(
+            kernels.table, batch_size, kv_tokens, model.num_q_heads, model.num_kv_heads, model.head_dim
+        )
+        if measured is not None:
+            return measured
+    num_bytes = batch_size * kv_tokens * model.kv_bytes_per_token_per_layer(kv_bytes_per_element)
+    flops = 2.0 * batch_size * rows * kv_tokens * model.num_q_heads * 2 * model.key_elements_per_token_per_head
+    moved_s = num_bytes / kernels.attention_bytes_per_s.value
+    return kernels.attention_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
+
+
+def score_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
+    """Score a layer's compressed keys, read once for all rows: B H n v d s_m bytes."""
+    per_request = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+    num_bytes = batch_size * per_request / model.num_full_attention_layers
+    return hardware.kernels.score_t0_s.value + num_bytes / hardware.kernels.score_bytes_per_s.value
+
+
+def topk_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
+    scores = batch_size * model.num_kv_heads * num_blocks * scored_rows(policy)
+    return hardware.kernels.topk_t0_s.value + scores * hardware.kernels.topk_s_per_score.value
+
+
+def plan_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int, num_slots: int) -> float:
+    slots = batch_size * model.num_kv_heads * num_slots
+    return hardware.kernels.plan_t0_s.value + slots * hardware.kernels.plan_s_per_slot.value
+
+
+def qkv_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """Query, key and value projections of one layer for `rows` tokens, as one product."""
+    if model.mla is not None:  # several products over the same tokens; their weights dominate
+        return gemm_s(hardware, rows, model.qkv_params // model.hidden, model.hidden, model.qkv_bytes)
+    n = (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
+    return gemm_s(hardware, rows, n, model.hidden, model.qkv_bytes)
+
+
+def o_ffn_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """Output projection and feed-forward of one layer, mean over the layers (MoE models may start dense)."""
+    o = gemm_s(hardware, rows, model.hidden, model.o_params // model.hidden, model.o_bytes)
+    dense = moe = 0.0
+    if model.num_dense_ffn_layers:
+        gate_up_bytes, down_bytes = model.ffn_bytes * 2 // 3, model.ffn_bytes // 3
+        dense = gemm_s(hardware, rows, 2 * model.intermediate, model.hidden, gate_up_bytes) + gemm_s(
+            hardware, rows, model.hidden, model.intermediate, down_bytes
+        )
+    if model.moe is not None and model.num_moe_layers:
+        active = model.moe.experts_per_token + model.moe.shared_experts
+        flops = 2.0 * rows * (active * model.expert_params + model.router_params)
+        kernels = hardware.kernels
+        moved_s = model.moe_layer_read_bytes(rows) / kernels.gemm_bytes_per_s.value
+        # Router, grouped gate/up, grouped down.
+        moe = 3 * kernels.gemm_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
+    ffn = (dense * model.num_dense_ffn_layers + moe * model.num_moe_layers) / model.num_layers
+    return o + ffn
+
+
+def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
+    """Logits of the real rows; unverified drafts need none. So large a matrix streams at the HBM read rate."""
+    kernels = hardware.kernels
+    moved_s = (model.lm_head_bytes + 2.0 * batch_size * model.vocab) / hardware.gpu.hbm_read_bytes_per_s.value
+    flops = 2.0 * batch_size * model.lm_head_params
+    return kernels.gemm_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
+
+
+def sampling_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
+    """One pass over fp32 logits [B, vocab]."""
+    kernels = hardware.kernels
+    return kernels.sampling_t0_s.value + 4.0 * batch_size * model.vocab / kernels.sampling_bytes_per_s.value
+
+
+def eagle3_head_bytes(model: ModelSpec) -> int:
+    """bf16 weights of a one-layer head: fusion 3h -> h, attention on 2h inputs, o, FFN, its own lm_head.
+
+    Source: EAGLE-3 (arXiv 2503.01840) section 3: three hidden states fused, token embedding concatenated.
+    """
+    h = model.hidden
+    qkv = 2 * h * (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
+    params = 3 * h * h + qkv + model.num_q_heads * model.head_dim * h + 3 * h * model.intermediate
+    return 2 * (params + h * min(model.vocab, EAGLE3_DRAFT_VOCAB))
+
+
+def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, kv_len: int) -> float:
+    """Drafting k tokens before layer 0: k passes of the head over its own KV of the whole context, or a CPU lookup."""
+    if not drafts(policy):
+        return 0.0
+    if policy.draft_head == "ngram":
+        return NGRAM_LOOKUP_S
+    h, heads = model.hidden, (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
+    fuse = gemm_s(hardware, batch_size, h, 3 * h)
+    one_pass = (
+        gemm_s(hardware, batch_size, heads, 2 * h)
+        + attention_s(hardware, model, batch_size, kv_len, 1, 2, dense_table=True)
+        + gemm_s(hardware, batch_size, h, model.num_q_heads * model.head_dim)
+        + gemm_s(hardware, batch_size, 2 * model.intermediate, h)
+        + gemm_s(hardware, batch_size, h, model.intermediate)
+        + gemm_s(hardware, batch_size, min(model.vocab, EAGLE3_DRAFT_VOCAB), h)
+    )
+    return fuse + policy.lookahead_k * one_pass
+
+
+def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> float:
+    """One request's prompt, compute-bound: 2 x active parameters x tokens plus causal attention's 2 H_q d L S^2 flops."""
+    active = model.num_layers * (model.qkv_params + model.o_params) + model.num_dense_ffn_layers * model.ffn_params
+    if model.moe is not None:
+        experts = model.moe.experts_per_token + model.moe.shared_experts
+        active += model.num_moe_layers * (experts * model.expert_params + model.router_params)
+    window = model.sliding_window or context_tokens
+    pairs = model.num_full_attention_layers * context_tokens**2 / 2
+    pairs += len(model.sliding_layers) * context_tokens * min(window, context_tokens)
+    flops = 2.0 * active * context_tokens + 4.0 * model.num_q_heads * model.head_dim * pairs
+    return flops / hardware.gpu.bf16_sustained_flops.value

@@ -1,0 +1,107 @@
+"""Names of the arrays that a decode step is made of; shared by the compiled kernel and its SimPy reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.engine_rates import Kind
+
+# Phases of the compute stream, in order; SOFTWARE … SAMPLING once, QKV … ALLREDUCE per layer, the rest once.
+SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER, END = range(15)
+# Durations beyond the compute stream's phases in the same array.
+SIDE_SCORE, SIDE_TOPK, SIDE_PLAN, HOP = 15, 16, 17, 18
+NUM_DURATIONS = 19
+
+PHASE_KIND = np.array(
+    [
+        Kind.IDLE,  # software: the GPU is idle
+        Kind.GEMM,
+        Kind.GEMM,
+        Kind.GEMM,
+        Kind.SCORE,
+        Kind.TOPK,
+        Kind.TOPK,
+        Kind.IDLE,
+        Kind.ATTENTION,
+        Kind.ATTENTION,
+        Kind.GEMM,
+        Kind.IDLE,  # all-reduce: NVLink, not an engine of this table
+        Kind.GEMM,
+        Kind.IDLE,
+        Kind.IDLE,
+    ],
+    dtype=np.int64,
+)
+T_QKV, T_ATTENTION, T_FFN, T_SCORE, T_PLAN, T_GATHER, T_EXPOSED, T_ALLREDUCE, T_DRAFT, T_SAMPLING = range(10)
+T_LM_HEAD, T_SOFTWARE, T_OTHER = 10, 11, 12
+NUM_PARTS = 13
+PHASE_PART = np.array(
+    [
+        T_SOFTWARE, T_DRAFT, T_SAMPLING, T_QKV, T_SCORE, T_PLAN, T_PLAN, T_EXPOSED, T_GATHER, T_ATTENTION, T_FFN,
+        T_ALLREDUCE, T_LM_HEAD, T_OTHER, T_OTHER,
+    ],
+    dtype=np.int64,
+)  # fmt: skip
+"""Where a phase's time goes in `simulator.metrics.BREAKDOWN` order (a wait is split by what is missing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """What waits for what; constant over a run."""
+
+    num_layers: int
+    lookahead_k: int
+    """Steps between a prefetch and the attention that waits for it; 0: no prefetch."""
+    on_demand: bool
+    """Selection runs on the compute stream and attention(t, l) waits for the transfer of (t, l)."""
+    urgent: bool
+    """Refine: the first queue's transfers serve step t + 1 and are planned on the side stream."""
+    plan_waits: bool
+    """A plan exists at all: a layer without fetches still waits for it."""
+
+
+@dataclass(slots=True)
+class StepState:
+    """What one GPU carries from step to step. Index g = step * num_layers + layer; queues are served in order of g."""
+
+    counts: NDArray[np.int64]
+    """Finished: [qkv, selection on C, attention, side plans, first queue, prefetches, write-backs]."""
+    clock: NDArray[np.float64]
+    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back, H busy, D busy]."""
+    planned_at_s: NDArray[np.float64]
+    """When the plan of (step mod ring, layer) was done, [2, ring, L]: on C, on B."""
+
+
+N_QKV, N_SELECTED, N_ATTENTION, N_PLANNED, N_FIRST, N_PREFETCH, N_WRITTEN, B_PART = range(8)
+NOW, R_SIDE, R_FIRST, R_PREFETCH, R_WRITE, H_BUSY, D_BUSY = range(7)
+
+
+def new_state(num_layers: int, ring: int) -> StepState:
+    clock = np.zeros(7)
+    clock[R_SIDE : R_WRITE + 1] = -1.0  # nothing started
+    return StepState(np.zeros(8, dtype=np.int64), clock, np.zeros((2, ring, num_layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Work of every step of a run, seconds alone at full link share. T steps, L attention layers."""
+
+    durations_s: NDArray[np.float64]
+    """[T, NUM_DURATIONS]."""
+    attention_s: NDArray[np.float64]
+    """[T, L]."""
+    scatter_s: NDArray[np.float64]
+    """[T, L]: copying arrivals from the staging buffer into slots, before attention(t, l)."""
+    selects: NDArray[np.bool_]
+    """[L]: this layer scores, plans and moves blocks (False: sliding-window layers)."""
+    first_s: NDArray[np.float64]
+    """[T, L]: on-demand, repair or urgent transfers."""
+    prefetch_s: NDArray[np.float64]
+    """[T, L]."""
+    write_s: NDArray[np.float64]
+    """[T, L]: write-back of new KV."""
+    waits_for_slots: NDArray[np.bool_]
+    """[T, L]: a prefetch or urgent transfer lands in slots that attention(t, l) still reads."""

@@ -1,0 +1,233 @@
+"""From demand (blocks) and a hardware profile to the work of every step (seconds alone), for one GPU's batch.
+
+Each request draws its rows of demand from a seeded offset and wraps over the steady rows, so requests are never in
+lockstep. The batch's sum over requests is a circular correlation of offset counts with the rows: one small matrix
+product, whatever the batch size and however long the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator import cost
+from simulator import step_layout as at
+from simulator.capacity import KV_BYTES_PER_ELEMENT, slots_per_head
+from simulator.demand import Demand
+from simulator.links import LinkCost, fetch_cost, write_back_cost
+from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+from simulator.step_layout import StepRules, StepWork
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunWork:
+    """One GPU's run: rules, work and the bytes that the work stands for."""
+
+    rules: StepRules
+    work: StepWork
+    h2d_bytes: Float
+    """[T], over the batch."""
+    d2h_bytes: Float
+    """[T]."""
+    link_bytes_per_s: float
+    """H2D rate of the transport alone on the link."""
+
+
+def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
+    """[T, L]: sum over requests i of rows[(offset_i + t) mod n]; `rows` [n, L]. Exact below 2^53."""
+    n = rows.shape[0]
+    counts = np.bincount(offsets % n, minlength=n).astype(np.float64)
+    shift = (np.arange(n)[None, :] - np.arange(n)[:, None]) % n  # row r serves step t for offset r - t
+    period = counts[shift] @ rows.astype(np.float64)
+    return np.asarray(period[np.arange(num_steps) % n])
+
+
+def transfer_s(link: LinkCost, blocks: Float, runs: Float, block_bytes: int) -> Float:
+    """[T, L] seconds on the link alone for `blocks` blocks in `runs` contiguous runs; 0 where there are none."""
+    ops = {"none": np.zeros_like(blocks), "blocks": blocks, "runs": runs, "layers": np.sign(blocks)}[link.ops_are]
+    seconds = link.t0_s * np.sign(blocks) + ops * link.op_s + blocks * block_bytes / link.bytes_per_s
+    return np.asarray(seconds)
+
+
+def rules_of(model: ModelSpec, policy: PolicySpec) -> StepRules:
+    """Who selects where: the real query's selection (on demand, stall) is serial on C; a prediction runs on B."""
+    moves = policy.residency != "everything"
+    prefetches = moves and policy.predictor != "current"
+    selects_on_c = policy.selector != "all" and (policy.predictor == "current" or policy.miss_rule == "stall")
+    return StepRules(
+        num_layers=model.num_layers,
+        lookahead_k=policy.lookahead_k if prefetches else 0,
+        on_demand=selects_on_c,
+        urgent=prefetches and policy.lookahead_mode == "refine",
+        plan_waits=policy.selector != "all",
+    )
+
+
+def build_run_work(
+    model: ModelSpec,
+    hardware: HardwareSpec,
+    policy: PolicySpec,
+    workload: WorkloadSpec,
+    placement: PlacementSpec,
+    engine: EngineSpec,
+    context_tokens: int,
+    demand: Demand,
+    offsets: NDArray[np.int64],
+) -> RunWork:
+    """Work of `workload.output_tokens` steps. `offsets` [batch_size]: each request's first demand row."""
+    num_steps, batch_size = workload.output_tokens, workload.batch_size
+    rules = rules_of(model, policy)
+    layers = np.array(model.full_attention_layers)
+    selects = np.zeros(model.num_layers, dtype=np.bool_)
+    moves = policy.residency != "everything"
+    if policy.selector != "all":
+        selects[layers] = True
+
+    def per_layer(values: Float) -> Float:
+        spread = np.zeros((num_steps, model.num_layers))
+        spread[:, layers] = values
+        return spread
+
+    def batch_rows(rows: NDArray[np.int32]) -> Float:
+        first, stop = demand.steady_rows
+        return sum_over_requests(rows[first:stop], offsets, num_steps)
+
+    zeros = np.zeros((num_steps, model.num_layers))
+    first_s, prefetch_s, write_s, scatter_s = zeros, zeros, zeros, zeros
+    waits_for_slots = np.zeros((num_steps, model.num_layers), dtype=np.bool_)
+    h2d_bytes = d2h_bytes = np.zeros(num_steps)
+    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    block_bytes = model.block_bytes(policy.block_size_tokens, element)
+    link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
+    if moves:
+        fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
+        runs, repair_runs = batch_rows(demand.runs), batch_rows(demand.repair_runs)
+        if rules.lookahead_k == 0:
+            first_s = per_layer(transfer_s(link, fetched, runs, block_bytes))
+        else:
+            # Runs are counted over a step's plan; urgent blocks take their share of them.
+            relaxed = fetched - urgent
+            share = np.divide(relaxed, fetched, out=np.ones_like(fetched), where=fetched > 0)
+            prefetch_s = per_layer(transfer_s(link, relaxed, runs * share, block_bytes))
+            now = urgent + repaired
+            first_s = per_layer(transfer_s(link, now, runs * (1 - share) + repair_runs, block_bytes))
+        in_slack = batch_rows(demand.in_slack)
+        waits_for_slots = per_layer(fetched > in_slack).astype(np.bool_)
+        if link.staged:
+            arriving = np.zeros_like(fetched)
+            k = rules.lookahead_k
+            arriving[k:] += (fetched - urgent)[: num_steps - k]
+            arriving[1:] += urgent[:-1]
+            arriving += repaired
+            scatter = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
+            scatter_s = per_layer(scatter + hardware.kernels.attention_t0_s.value * np.sign(arriving))
+        h2d_bytes = (fetched + repaired).sum(axis=1) * block_bytes
+        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, per_layer, num_steps)
+
+    return RunWork(
+        rules=rules,
+        work=StepWork(
+            durations_s=_durations(model, hardware, policy, rules, engine, batch_size, context_tokens, num_steps, link),
+            attention_s=_attention(model, hardware, policy, batch_size, context_tokens, num_steps),
+            scatter_s=scatter_s,
+            selects=selects,
+            first_s=first_s,
+            prefetch_s=prefetch_s,
+            write_s=write_s,
+            waits_for_slots=waits_for_slots,
+        ),
+        h2d_bytes=h2d_bytes,
+        d2h_bytes=d2h_bytes,
+        link_bytes_per_s=link.bytes_per_s,
+    )
+
+
+def _write_back(model, hardware, policy, placement, context_tokens, offsets, per_layer, num_steps):  # type: ignore[no-untyped-def]
+    """(seconds [T, L], bytes [T]) of copying new KV to the host: whole blocks as they fill, or every token."""
+    size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    link = write_back_cost(hardware, policy.transport, placement.host_numa)
+    if policy.write_back == "token":
+        pieces = np.full(num_steps, float(len(offsets) * model.num_kv_heads))
+        piece_bytes = model.block_bytes(1, element)
+        pieces_per_op = 0.5  # a token's key and value lie apart inside their block
+    else:
+        position = context_tokens + offsets[:, None] + np.arange(num_steps)[None, :]
+        pieces = (position % size == 0).sum(axis=0).astype(np.float64) * model.num_kv_heads
+        piece_bytes, pieces_per_op = model.block_bytes(size, element), 1.0
+    per_full_layer = np.repeat(pieces[:, None], model.num_full_attention_layers, axis=1)
+    seconds = per_layer(transfer_s(link, per_full_layer, per_full_layer, piece_bytes))
+    if link.ops_are == "blocks":
+        seconds += per_layer(per_full_layer * (1 / pieces_per_op - 1) * link.op_s)
+    return seconds, pieces * model.num_full_attention_layers * piece_bytes
+
+
+def _num_blocks(policy: PolicySpec, context_tokens: int, num_steps: int) -> NDArray[np.int64]:
+    return -(-(context_tokens + np.arange(num_steps)) // policy.block_size_tokens)
+
+
+def _durations(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, engine: EngineSpec,
+    batch_size: int, context_tokens: int, num_steps: int, link: LinkCost,
+) -> Float:  # fmt: skip
+    """[T, NUM_DURATIONS]. Scoring, top-k and drafting grow with the context, the rest is constant."""
+    rows = batch_size * (1 + cost.draft_rows(policy))
+    dur = np.zeros((num_steps, at.NUM_DURATIONS))
+    dur[:, at.SOFTWARE] = engine.software_overhead_s
+    dur[:, at.SAMPLING] = cost.sampling_s(hardware, model, batch_size)
+    dur[:, at.QKV] = cost.qkv_s(hardware, model, rows)
+    dur[:, at.FFN] = cost.o_ffn_s(hardware, model, rows)
+    dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, batch_size)
+    dur[:, at.HOP] = link.hop_s
+    blocks = _num_blocks(policy, context_tokens, num_steps)
+    for n in np.unique(blocks):
+        here = blocks == n
+        # Drafting attends over the whole context; within a block its length changes by less than a block.
+        dur[here, at.DRAFT] = cost.draft_s(hardware, model, policy, batch_size, int(n) * policy.block_size_tokens)
+        if policy.selector == "all":
+            continue
+        selection = (
+            cost.score_s(hardware, model, policy, batch_size, int(n)),
+            cost.topk_s(hardware, model, policy, batch_size, int(n)),
+            cost.plan_s(hardware, model, batch_size, slots_per_head(policy)) if policy.residency != "everything" else 0.0,
+        )
+        if rules.on_demand:
+            dur[here, at.SCORE : at.PLAN + 1] = selection
+        if rules.lookahead_k:
+            dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selection
+    return dur
+
+
+def _attention(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, batch_size: int, context_tokens: int, num_steps: int
+) -> Float:
+    """[T, L]: attention over the working set (K blocks + the open block), the whole KV, or a window."""
+    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    rows = 1 + cost.draft_rows(policy)
+    kv_len = context_tokens + np.arange(num_steps)
+    sliding = np.isin(np.arange(model.num_layers), model.sliding_layers)
+    attended = kv_len
+    dense = policy.selector == "all"
+    if not dense:
+        assert policy.kv_budget_tokens is not None
+        size = policy.block_size_tokens
+        slots = policy.kv_budget_tokens // size
+        open_tokens = kv_len - (_num_blocks(policy, context_tokens, num_steps) - 1) * size
+        attended = np.minimum(kv_len, slots * size + open_tokens)
+    full_s = np.array(
+        [
+            cost.attention_s(hardware, model, batch_size, tokens, rows, element, dense_table=dense)
+            for tokens in map(int, attended)
+        ]
+    )
+    window_s = 0.0
+    if sliding.any():
+        window = min(context_tokens, model.sliding_window or context_tokens)
+        window_s = cost.attention_s(hardware, model, batch_size, window, rows, 2, dense_table=True)
+    return np.where(sliding[None, :], window_s, full_s[:, None])

@@ -1,0 +1,95 @@
+"""THE LOOP: SimPy sequences the decode steps of every GPU of a host and lets them contend for shared links.
+
+A step's inside is `step_kernel.run_step`; a step is one SimPy timeout. Link shares are constants of a step: they are
+recomputed whenever a step starts or ends on a GPU that transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simulator.step_kernel import run_step
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, new_state
+from simulator.step_work import RunWork
+from simulator.topology import HostTopology
+
+TIMELINE_VERSION = 1
+"""Part of every point's cache key; raise it when a change moves a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineResult:
+    """What happened, per GPU g and step t."""
+
+    step_s: NDArray[np.float64]
+    """[G, T]."""
+    parts_s: NDArray[np.float64]
+    """[G, T, 13] in the order of `simulator.metrics.BREAKDOWN`; sums to `step_s`."""
+    h2d_busy_s: NDArray[np.float64]
+    """[G, T]."""
+    d2h_busy_s: NDArray[np.float64]
+    """[G, T]."""
+
+
+class SharedLinks:
+    """Which GPUs transfer now, and so each one's share of the host's links."""
+
+    def __init__(self, topology: HostTopology, solo_bytes_per_s: float) -> None:
+        self.topology, self.solo_bytes_per_s = topology, solo_bytes_per_s
+        self.transferring: set[int] = set()
+        self.share: dict[int, float] = {}
+
+    def begin(self, gpu: int) -> float:
+        """A step with transfers starts on `gpu`; returns its share in (0, 1]."""
+        if gpu not in self.transferring:
+            self.transferring.add(gpu)
+            self.share = self.topology.shares(sorted(self.transferring), self.solo_bytes_per_s)
+        return self.share[gpu]
+
+    def end(self, gpu: int) -> None:
+        self.transferring.discard(gpu)
+        self.share = self.topology.shares(sorted(self.transferring), self.solo_bytes_per_s)
+
+
+def decode(
+    env: simpy.Environment, gpu: int, run: RunWork, rates: NDArray[np.float64], links: SharedLinks, result: TimelineResult
+) -> Generator[simpy.Event, None, None]:
+    """One GPU's decode loop, the process that the simulation consists of."""
+    rules, work = run.rules, run.work
+    state = new_state(rules.num_layers, ring=rules.lookahead_k + 3)
+    constants = (
+        work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
+        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates,
+    )  # fmt: skip
+    clock, parts_s = state.clock, result.parts_s[gpu]
+    transfers = bool(run.h2d_bytes.any())
+    h2d_s = d2h_s = 0.0
+    for t in range(work.durations_s.shape[0]):
+        share = links.begin(gpu) if transfers else 1.0
+        step_s = run_step(
+            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, *constants, parts_s[t]
+        )
+        yield env.timeout(step_s)
+        result.step_s[gpu, t] = step_s
+        result.h2d_busy_s[gpu, t], h2d_s = clock[H_BUSY] - h2d_s, clock[H_BUSY]
+        result.d2h_busy_s[gpu, t], d2h_s = clock[D_BUSY] - d2h_s, clock[D_BUSY]
+    if transfers:
+        links.end(gpu)
+
+
+def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopology) -> TimelineResult:
+    """Play one run per GPU (same number of steps) on one host."""
+    num_gpus, num_steps = len(runs), runs[0].work.durations_s.shape[0]
+    shape = (num_gpus, num_steps)
+    result = TimelineResult(np.zeros(shape), np.zeros((*shape, NUM_PARTS)), np.zeros(shape), np.zeros(shape))
+    env = simpy.Environment()
+    links = SharedLinks(topology, runs[0].link_bytes_per_s)
+    for gpu, run in enumerate(runs):
+        env.process(decode(env, gpu, run, rates, links, result))
+    env.run()
+    return result
