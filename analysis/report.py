@@ -1,0 +1,124 @@
+"""Draws every plot of a results folder and joins them with the findings in one self-contained HTML page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from analysis import page
+from analysis.breakdown import draw_breakdown
+from analysis.heatmap import draw_heatmap
+from analysis.load import Run, load_run
+from analysis.pareto import draw_pareto
+from analysis.response import draw_response
+from analysis.roofline import draw_roofline
+from analysis.selection import CASE_COLUMNS, CONTEXT_COLUMNS, Case, NotDrawn, split_cases
+from traces.errors import InputError
+
+PLOTS: dict[str, Callable[[Case], Figure]] = {
+    "roofline": draw_roofline,
+    "breakdown": draw_breakdown,
+    "heatmap": draw_heatmap,
+    "response": draw_response,
+    "pareto": draw_pareto,
+}
+FORMATS = ("png", "svg", "pdf")
+MAX_CASES = 12
+"""Models x GPUs x contexts that are drawn; a page with more is not read."""
+
+
+def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Write the plots of a results folder and its report; the paths written, the report last.
+
+    Pictures go to `folder/plots` and the page to `folder/report.html`; with `out`, both go there. Plots that these
+    results cannot fill are named in the report with the reason. Raises `InputError` for a folder that is no finished
+    run, an unknown format, or an output that cannot be written.
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise InputError(f"plot format {unknown[0] if unknown else 'list'!r} is not one of {', '.join(FORMATS)}")
+    run = load_run(folder)
+    pictures_folder = folder / "plots" if out is None else out
+    report_path = (folder if out is None else out) / "report.html"
+    sections = [_draw_case(run, index, case) for index, case in enumerate(_drawn_cases(run))]
+    dropped = len(split_cases(run.results, run.objective)) - MAX_CASES
+    written: list[Path] = []
+    try:
+        pictures_folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            for picture in section.pictures:
+                for suffix in formats:
+                    written.append(_save(picture.figure, pictures_folder / f"{picture.name}.{suffix}"))
+        _write(report_path, page.render(run, sections, max(0, dropped)).encode())
+    except OSError as error:
+        raise InputError(f"{error.filename or pictures_folder}: cannot be written ({error.strerror})") from error
+    return [*written, report_path]
+
+
+def _drawn_cases(run: Run) -> list[Case]:
+    return split_cases(run.results, run.objective)[:MAX_CASES]
+
+
+def _draw_case(run: Run, index: int, case: Case) -> page.Section:
+    pictures, skipped = [], []
+    label = _case_label(run, case)
+    for name, draw in PLOTS.items():
+        drawn = case
+        if name == "response":
+            drawn = _over_contexts(run, case)
+            if index > 0 and any(
+                _over_contexts(run, c).rows.index.equals(drawn.rows.index) for c in _drawn_cases(run)[:index]
+            ):
+                continue
+        try:
+            figure = draw(drawn)
+        except NotDrawn as reason:
+            skipped.append((name, str(reason)))
+            continue
+        stem = name if not label else f"{name}--{_slug(label)}"
+        pictures.append(page.Picture(stem, figure, _png(figure)))
+    return page.Section(label, case, pictures, skipped)
+
+
+def _over_contexts(run: Run, case: Case) -> Case:
+    """The case with the other contexts that were run: context is an axis of the response lines."""
+    columns = [c for c in CASE_COLUMNS if c not in CONTEXT_COLUMNS]
+    for wide in split_cases(run.results, run.objective, columns):
+        if case.rows.index[0] in wide.rows.index:
+            return wide
+    return case
+
+
+def _case_label(run: Run, case: Case) -> str:
+    """What sets a case apart from the run's others; empty where it is the only one."""
+    varied = [c for c in CASE_COLUMNS if run.results[c].nunique(dropna=False) > 1]
+    return ", ".join(str(case.rows[c].iloc[0]) for c in varied)
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    """Whole or not at all, and the same bytes for the same figure."""
+    dates = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], metadata=dates[path.suffix[1:]])
+    return _write(path, buffer.getvalue())
+
+
+def _write(path: Path, content: bytes) -> Path:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+    return path
