@@ -39,7 +39,9 @@ def label(parameter: str) -> str:
 
 def value(row: Row, parameter: str) -> str:
     given = row.get(parameter)
-    return "–" if given is None else f"{given:g}" if isinstance(given, float) else str(given)
+    if isinstance(given, float):
+        return f"{given:g}"
+    return "–" if given is None else f"{given:,}" if isinstance(given, int) else str(given)
 
 
 def settings(row: Row, parameters: list[str]) -> str:

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +27,53 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], hidden: Sequence[str] = ()) -> None:
+    """Rows of the same keys as a table; `hidden` columns and columns of nulls are left out."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    names = [name for name in names if name not in hidden]
+    for name in names:
+        numeric = all(isinstance(row[name], int | float) for row in rows if row[name] is not None)
+        title = _TITLES.get(name, name.replace("_", " "))
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=name == "name", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(name, row[name]) for name in names))
+    console().print(table)
+
+
+_TITLES = {
+    "num_layers": "layers",
+    "num_q_heads": "q heads",
+    "num_kv_heads": "kv heads",
+    "hbm_bytes": "HBM",
+    "hbm_bytes_per_s": "HBM GB/s",
+    "bf16_flops": "bf16 TFLOP/s",
+    "h2d_bytes_per_s": "H2D GB/s",
+    "num_assumptions": "assumed",
+    "num_figures": "figures",
+    "context_tokens": "context",
+    "num_positions": "steps",
+    "file_bytes": "file",
+}
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(f"{item:,}" if isinstance(item, int) else str(item) for item in value)
+    if name.endswith("_bytes"):
+        return gigabytes(value) if value >= 1e9 else megabytes(value)
+    if name.endswith("_bytes_per_s"):
+        return f"{value / 1e9:,.0f}"
+    if name.endswith("_flops"):
+        return f"{value / 1e12:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def report_error(error: Exception) -> int:

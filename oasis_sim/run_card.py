@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +39,7 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
     )
     threshold = "" if point.objective.min_recall is not None else " (uncapped on-demand − 0.01, an assumption)"
     for line in (binding(row), exposure(row), recall_verdict(row) + threshold):
-        out.print(f"  {line}", soft_wrap=False)
+        out.print(Padding(line, (0, 0, 0, 2)))
     out.print(
         f"  hit rate {share(row['hit_rate'])}, overlap {share(row['overlap'])}, churn {share(row['churn'])} of K a step"
     )

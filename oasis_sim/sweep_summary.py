@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 
 from oasis_sim.explain import Row, binding, exposure, label, recall_verdict, settings, value
@@ -26,7 +28,9 @@ def print_summary(rows: Sequence[Row], request: Request, folder: Path, wall_s: f
     left_out = [f"{counts[status]} {text}" for status, text in _LEFT_OUT.items() if counts[status]]
     out.print(f"[bold]{len(rows)} points[/bold] in {wall_s:.1f} s" + (f" ({', '.join(left_out)})" if left_out else ""))
     _print_constants(out, rows)
-    out.print(_system_table(rows, request.maximize))
+    out.print()
+    out.print(_system_table(out, rows, request.maximize))
+    out.print()
     best = best_row(rows, request.maximize)
     if best is not None:
         _print_best(out, rows, best, request.points[0])
@@ -54,45 +58,72 @@ def _print_constants(out: Console, rows: Sequence[Row]) -> None:
 def _table(title: str) -> Table:
     return Table(
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        title=f"\n{title}",
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        title=title,
         title_justify="left",
         title_style="bold",
     )
 
 
-def _system_table(rows: Sequence[Row], maximize: str) -> Table:
+def _system_table(out: Console, rows: Sequence[Row], maximize: str) -> Table:
+    """The table with as many of its columns as the terminal is wide enough for."""
+    for left_out in ((), ("needs",), ("needs", "exposed"), ("needs", "exposed", "TPOT")):
+        table = _full_system_table(rows, maximize, left_out)
+        if Measurement.get(out, out.options.update(max_width=1000), table).maximum <= out.width:
+            break
+    return table
+
+
+def _full_system_table(rows: Sequence[Row], maximize: str, left_out: Sequence[str]) -> Table:
+    best = best_row(rows, maximize)
     parameters = [name for name in swept_parameters(rows) if name not in NEVER_COLUMNS]
+    results: dict[str, Callable[[Row], str]] = {
+        "tok/s": lambda row: number(row["throughput_tokens_per_s"]),
+        "TPOT": lambda row: _milliseconds(row["tpot_mean_s"]),
+        "exposed": lambda row: _milliseconds(row["exposed_transfer_s"]),
+        "recall": lambda row: _three_digits(row["recall"]),
+        "needs": lambda row: _three_digits(row["min_recall"]),
+        "bound": lambda row: str(row["bound"]),
+    }
+    shown = {title: text for title, text in results.items() if title not in left_out}
     table = _table("Best point of each system")
     table.add_column("", no_wrap=True)
     table.add_column("system", no_wrap=True)
     for name in parameters:
-        table.add_column(label(name), justify="right", overflow="fold")
-    for title in ("tokens/s", "TPOT", "exposed", "recall", "needs"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
-    best = best_row(rows, maximize)
+        table.add_column(_TWO_LINES.get(label(name), label(name)), justify="right", no_wrap=True)
+    for title in shown:
+        table.add_column(_TWO_LINES.get(title, title), justify="left" if title == "bound" else "right", no_wrap=True)
     for row in best_by_system(rows, maximize):
-        if row["status"] != "ok":
-            given = [value(row, name) for name in parameters]
-            table.add_row(
-                "", row["system"], *given, "–", "–", "–", "–", "–", row["status"].replace("_", " "), style="dim"
-            )
-            continue
+        ran = row["status"] == "ok"
+        cells = [text(row) if ran else "–" for text in shown.values()]
+        if not ran:
+            cells[-1] = row["status"].replace("_", " ")
         table.add_row(
             "★" if row is best else "",
             row["system"],
             *(value(row, name) for name in parameters),
-            number(row["throughput_tokens_per_s"]),
-            milliseconds(row["tpot_mean_s"]),
-            milliseconds(row["exposed_transfer_s"]),
-            "–" if row["recall"] is None else f"{row['recall']:.3f}",
-            "–" if row["min_recall"] is None else f"{row['min_recall']:.3f}",
-            str(row["bound"]),
-            style="bold green" if row is best else "" if is_admissible(row) else "dim",
+            *cells,
+            style="bold green" if row is best else "" if ran and is_admissible(row) else "dim",
         )
     return table
+
+
+_TWO_LINES = {
+    "fetch cap": "fetch\ncap",
+    "lookahead": "look-\nahead",
+    "TPOT": "TPOT\nms",
+    "exposed": "exposed\nms",
+    "needs": "recall\nneeded",
+}
+
+
+def _milliseconds(value_s: float | None) -> str:
+    return milliseconds(value_s).removesuffix(" ms")
+
+
+def _three_digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentSpec) -> None:
@@ -102,10 +133,12 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
         "as set" if point.objective.min_recall is not None else "uncapped on-demand retrieval − 0.01, an assumption"
     )
     for line in (binding(best), exposure(best), f"{recall_verdict(best)} (threshold: {origin})"):
-        out.print(f"  {line}")
+        out.print(Padding(line, (0, 0, 0, 2)))
     beside = neighbours(rows, best)
     if beside:
+        out.print()
         out.print(_neighbour_table(best, [(item.parameter, item.row) for item in beside]))
+    out.print()
 
 
 def _neighbour_table(best: Row, beside: Sequence[tuple[str, Row]]) -> Table:

@@ -19,43 +19,32 @@ Row = dict[str, Any]
 RECALL_MARGIN = 0.01
 """Recall that an admissible point may lose against uncapped on-demand retrieval. An assumption."""
 
-BETTER_SMALL = {
-    "tpot_mean_s",
-    "tpot_p50_s",
-    "tpot_p99_s",
-    "ttft_p50_s",
-    "exposed_transfer_s",
-    "churn",
-    "h2d_bytes_per_token",
-    "d2h_bytes_per_token",
-    "remote_bytes_per_token",
-    "admission_bytes",
-    "hbm_bytes_peak",
-    "host_bytes_peak",
-    *BREAKDOWN,
-}
+BETTER_LARGE = (
+    "throughput_tokens_per_s",
+    "hidden_fraction",
+    "hit_rate",
+    "overlap",
+    "recall",
+    "recall_upper",
+    "max_batch_size",
+)
+"""Columns that `objective.maximize` may name."""
 
 
 def require_objective(maximize: str) -> None:
-    """Refuse a column that is no metric, or that is better when small (write `-tpot_mean_s` to maximise its negative).
-
-    Raises InputError with the nearest valid names.
-    """
-    numeric = [name for name, unit in METRICS.items() if unit] + list(BREAKDOWN)
-    name = maximize.removeprefix("-")
-    if name not in numeric:
-        near = difflib.get_close_matches(name, numeric, 3) or ["throughput_tokens_per_s"]
-        raise InputError(f"objective.maximize: {name!r} is not a numeric result column; nearest: {', '.join(near)}")
-    if name in BETTER_SMALL and name == maximize:
-        raise InputError(f"objective.maximize: {name} is better when small: write -{name}")
+    """Raise InputError, with the nearest names, unless `maximize` is a result column that is better when large."""
+    if maximize in BETTER_LARGE:
+        return
+    if maximize in METRICS or maximize in BREAKDOWN:
+        raise InputError(f"objective.maximize: {maximize} is not better when large; use {', '.join(BETTER_LARGE)}")
+    near = difflib.get_close_matches(maximize, BETTER_LARGE, 3) or BETTER_LARGE
+    raise InputError(f"objective.maximize: {maximize!r} is not a result column; nearest: {', '.join(near)}")
 
 
 def score(row: Row, maximize: str) -> float | None:
     """Value to maximise; null when the row has none."""
-    value = row.get(maximize.removeprefix("-"))
-    if row["status"] != "ok" or value is None:
-        return None
-    return -float(value) if maximize.startswith("-") else float(value)
+    value = row.get(maximize)
+    return None if row["status"] != "ok" or value is None else float(value)
 
 
 def is_admissible(row: Row) -> bool:

@@ -48,18 +48,23 @@ def make_grid(points: Sequence[ExperimentSpec]) -> Grid:
 
 
 def run_grid(
-    grid: Grid, folder: RunFolder, num_jobs: int, on_finished: Callable[[Sequence[Row]], None] = lambda rows: None
+    grid: Grid,
+    folder: RunFolder,
+    num_jobs: int,
+    on_finished: Callable[[Sequence[Row]], None],
+    simulate: Callable[[ExperimentSpec], Row] | None = None,
 ) -> list[Row]:
     """Rows of all points in grid order; those already in the folder are not run again, unless they failed.
 
-    `on_finished` is called with the rows of each group as it is on the disk.
+    `on_finished` is called with the rows of each group once they are on the disk. `simulate` (default:
+    `simulate_point`) must be importable by name.
     """
     open_points = [
         point
         for key, point in zip(grid.keys, grid.points, strict=True)
         if folder.rows.get(key, {"status": "failed"})["status"] == "failed"
     ]
-    for _, rows in run_groups(simulate_point, group_by_replay(open_points), num_jobs):
+    for _, rows in run_groups(simulate or simulate_point, group_by_replay(open_points), num_jobs):
         folder.append(rows)
         on_finished(rows)
     return [folder.rows[key] for key in grid.keys]

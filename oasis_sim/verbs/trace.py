@@ -1,0 +1,49 @@
+"""`oasis-sim trace info|check|pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oasis_sim.output import gigabytes, print_json
+from traces.catalog import resolve
+from traces.reader import open_trace
+
+
+def info(name_or_path: str, as_json: bool) -> int:
+    """Print what a trace holds."""
+    from traces.info import describe
+
+    summary = describe(open_trace(resolve(name_or_path)))
+    if as_json:
+        print_json(summary)
+        return 0
+    from oasis_sim.trace_card import print_trace
+
+    print_trace(summary)
+    return 0
+
+
+def check(name_or_path: str, as_json: bool) -> int:
+    """Read everything and compare the content hash. Raises TraceError naming file, array and index."""
+    from traces.check import check_trace
+
+    location = resolve(name_or_path)
+    result: Any = check_trace(location)
+    if as_json:
+        print_json(result)
+    else:
+        print(result)
+    return 0
+
+
+def pack(folder: str, target: str | None, as_json: bool) -> int:
+    """Zip a recorded folder."""
+    from traces.pack import pack as pack_folder
+
+    written = pack_folder(Path(folder), Path(target) if target else None)
+    if as_json:
+        print_json({"out": str(written), "bytes": written.stat().st_size})
+    else:
+        print(f"{written}: {gigabytes(written.stat().st_size)}")
+    return 0
