@@ -83,6 +83,12 @@ def run_step(
     now = clock[NOW]
     start = now
     side, first, prefetch, write = clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE]
+    h_busy_s, d_busy_s = clock[H_BUSY], clock[D_BUSY]
+    num_qkv, num_selected, num_attended = counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION]
+    num_planned, side_part = counts[N_PLANNED], counts[B_PART]
+    num_first, num_prefetched, num_written = counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN]
+    hop_s = dur[HOP]
+    table = rates.reshape(-1)
     layer = 0
     g = t * num_layers
     phase = 0
@@ -99,32 +105,31 @@ def run_step(
                 if phase == WAIT:
                     wait_part = -1
                     if plan_waits and selects[layer]:
-                        if on_demand and counts[N_FIRST] <= g:
+                        if on_demand and num_first <= g:
                             wait_part = T_EXPOSED
-                            if now < planned_at_s[0, t % ring, layer] + dur[HOP]:
+                            if now < planned_at_s[0, t % ring, layer] + hop_s:
                                 wait_part = T_PLAN
-                        elif urgent and g >= num_layers and counts[N_FIRST] <= g - num_layers:
+                        elif urgent and g >= num_layers and num_first <= g - num_layers:
                             wait_part = T_EXPOSED
-                            if counts[N_PLANNED] <= g - num_layers or (
-                                now < planned_at_s[1, (t - 1) % ring, layer] + dur[HOP]
+                            if num_planned <= g - num_layers or (
+                                now < planned_at_s[1, (t - 1) % ring, layer] + hop_s
                             ):
                                 wait_part = T_PLAN
-                        elif lookahead_k > 0 and t >= lookahead_k and counts[N_PREFETCH] <= g - lookahead_k * num_layers:
+                        elif lookahead_k > 0 and t >= lookahead_k and num_prefetched <= g - lookahead_k * num_layers:
                             wait_part = T_EXPOSED
-                            if counts[N_PLANNED] <= g - lookahead_k * num_layers or (
-                                now < planned_at_s[1, (t - lookahead_k) % ring, layer] + dur[HOP]
+                            if num_planned <= g - lookahead_k * num_layers or (
+                                now < planned_at_s[1, (t - lookahead_k) % ring, layer] + hop_s
                             ):
                                 wait_part = T_PLAN
                     if wait_part >= 0:
                         break
                 elif phase == QKV:
-                    counts[N_QKV] = g + 1
+                    num_qkv = g + 1
                 elif phase == PLAN:
-                    counts[N_SELECTED] = g + 1
+                    num_selected = g + 1
                     planned_at_s[0, t % ring, layer] = now
                 elif phase == ATTENTION:
-                    counts[N_ATTENTION] = g + 1
-                moved = True
+                    num_attended = g + 1
                 if phase == ALLREDUCE and layer + 1 < num_layers:
                     phase = QKV
                     layer += 1
@@ -146,36 +151,35 @@ def run_step(
             # Side stream: score, top-k, plan of the next layer whose query exists.
             while True:
                 if side < 0.0:
-                    if counts[N_PLANNED] >= counts[N_QKV]:
+                    if num_planned >= num_qkv:
                         break
-                    counts[B_PART] = SIDE_SCORE
-                    side = dur[SIDE_SCORE] if selects[counts[N_PLANNED] % num_layers] else 0.0
+                    side_part = SIDE_SCORE
+                    side = dur[SIDE_SCORE] if selects[num_planned % num_layers] else 0.0
                 if side > 0.0:
                     break
-                moved = True
-                if counts[B_PART] < SIDE_PLAN:
-                    counts[B_PART] += 1
-                    side = dur[counts[B_PART]] if selects[counts[N_PLANNED] % num_layers] else 0.0
+                if side_part < SIDE_PLAN:
+                    side_part += 1
+                    side = dur[side_part] if selects[num_planned % num_layers] else 0.0
                 else:
-                    done = counts[N_PLANNED]
+                    done = num_planned
                     planned_at_s[1, (done // num_layers) % ring, done % num_layers] = now
-                    counts[N_PLANNED] = done + 1
+                    num_planned = done + 1
                     side = -1.0
             # First queue: on demand (plan on C) or urgent (plan on B).
             while True:
                 if first < 0.0:
-                    h = counts[N_FIRST]
+                    h = num_first
                     ht, hl = h // num_layers, h % num_layers
                     if on_demand:
-                        if h >= counts[N_SELECTED]:
+                        if h >= num_selected:
                             break
-                        ready = planned_at_s[0, ht % ring, hl] + dur[HOP]
+                        ready = planned_at_s[0, ht % ring, hl] + hop_s
                     else:
-                        if h >= counts[N_PLANNED] or (waits_for_slots[ht, hl] and h >= counts[N_ATTENTION]):
+                        if h >= num_planned or (waits_for_slots[ht, hl] and h >= num_attended):
                             break
-                        ready = planned_at_s[1, ht % ring, hl] + dur[HOP]
+                        ready = planned_at_s[1, ht % ring, hl] + hop_s
                     if first_s[ht, hl] > 0.0:
-                        if ht >= 2 and counts[N_WRITTEN] <= h - 2 * num_layers:
+                        if ht >= 2 and num_written <= h - 2 * num_layers:
                             break
                         if now < ready:
                             wake = min(wake, ready)
@@ -183,42 +187,42 @@ def run_step(
                     first = first_s[ht, hl]
                 if first > 0.0:
                     break
-                moved = True
-                counts[N_FIRST] += 1
+                moved = wait_part >= 0  # attention may be waiting for it
+                num_first += 1
                 first = -1.0
             # Prefetches.
             while lookahead_k > 0:
                 if prefetch < 0.0:
-                    h = counts[N_PREFETCH]
+                    h = num_prefetched
                     ht, hl = h // num_layers, h % num_layers
-                    if h >= counts[N_PLANNED]:
+                    if h >= num_planned:
                         break
                     if prefetch_s[ht, hl] > 0.0:
-                        if waits_for_slots[ht, hl] and h >= counts[N_ATTENTION]:
+                        if waits_for_slots[ht, hl] and h >= num_attended:
                             break
-                        if ht >= 2 and counts[N_WRITTEN] <= h - 2 * num_layers:
+                        if ht >= 2 and num_written <= h - 2 * num_layers:
                             break
-                        ready = planned_at_s[1, ht % ring, hl] + dur[HOP]
+                        ready = planned_at_s[1, ht % ring, hl] + hop_s
                         if now < ready:
                             wake = min(wake, ready)
                             break
                     prefetch = prefetch_s[ht, hl]
                 if prefetch > 0.0:
                     break
-                moved = True
-                counts[N_PREFETCH] += 1
+                moved = wait_part >= 0  # attention may be waiting for it
+                num_prefetched += 1
                 prefetch = -1.0
             # Write-backs.
             while True:
                 if write < 0.0:
-                    h = counts[N_WRITTEN]
-                    if h >= counts[N_QKV]:
+                    h = num_written
+                    if h >= num_qkv:
                         break
                     write = write_s[h // num_layers, h % num_layers]
                 if write > 0.0:
                     break
-                moved = True
-                counts[N_WRITTEN] += 1
+                moved = True  # a fetch may be waiting for it
+                num_written += 1
                 write = -1.0
         if phase == END:
             break
@@ -226,39 +230,48 @@ def run_step(
         c_kind = PHASE_KIND[phase]
         b_kind = 0
         if side > 0.0:
-            b_kind = _KIND_SCORE if counts[B_PART] == SIDE_SCORE else _KIND_TOPK
-        h_on = 1 if first > 0.0 or prefetch > 0.0 else 0
-        d_on = 1 if write > 0.0 else 0
-        rate = rates[c_kind, b_kind, h_on, d_on]
-        h_rate = rate[2] * link_share
-        dt = wake - now
-        if compute > 0.0:
-            dt = min(dt, compute / rate[0])
-        if side > 0.0:
-            dt = min(dt, side / rate[1])
+            b_kind = _KIND_SCORE if side_part == SIDE_SCORE else _KIND_TOPK
         h_left = first if first > 0.0 else prefetch
+        h_on = 1 if h_left > 0.0 else 0
+        d_on = 1 if write > 0.0 else 0
+        at = (((c_kind * 5 + b_kind) * 2 + h_on) * 2 + d_on) * 4
+        c_rate, b_rate, h_rate, d_rate = table[at], table[at + 1], table[at + 2] * link_share, table[at + 3]
+        dt = wake - now
+        c_dt = b_dt = h_dt = d_dt = INF
+        if compute > 0.0:
+            c_dt = compute / c_rate
+            dt = min(dt, c_dt)
+        if side > 0.0:
+            b_dt = side / b_rate
+            dt = min(dt, b_dt)
         if h_on:
-            dt = min(dt, h_left / h_rate)
+            h_dt = h_left / h_rate
+            dt = min(dt, h_dt)
         if d_on:
-            dt = min(dt, write / rate[3])
+            d_dt = write / d_rate
+            dt = min(dt, d_dt)
         if dt == INF:
             raise RuntimeError("decode step is stuck: nothing runs and compute waits")
         parts_s[wait_part if wait_part >= 0 else PHASE_PART[phase]] += dt
         if compute > 0.0:
-            compute = 0.0 if compute / rate[0] <= dt else compute - rate[0] * dt
+            compute = 0.0 if c_dt <= dt else compute - c_rate * dt
         if side > 0.0:
-            side = 0.0 if side / rate[1] <= dt else side - rate[1] * dt
+            side = 0.0 if b_dt <= dt else side - b_rate * dt
         if h_on:
-            clock[H_BUSY] += dt
-            h_left = 0.0 if h_left / h_rate <= dt else h_left - h_rate * dt
+            h_busy_s += dt
+            h_left = 0.0 if h_dt <= dt else h_left - h_rate * dt
             if first > 0.0:
                 first = h_left
             else:
                 prefetch = h_left
         if d_on:
-            clock[D_BUSY] += dt
-            write = 0.0 if write / rate[3] <= dt else write - rate[3] * dt
+            d_busy_s += dt
+            write = 0.0 if d_dt <= dt else write - d_rate * dt
         now = wake if dt == wake - now else now + dt
     clock[NOW] = now
     clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE] = side, first, prefetch, write
+    clock[H_BUSY], clock[D_BUSY] = h_busy_s, d_busy_s
+    counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION] = num_qkv, num_selected, num_attended
+    counts[N_PLANNED], counts[B_PART] = num_planned, side_part
+    counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN] = num_first, num_prefetched, num_written
     return now - start

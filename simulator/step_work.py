@@ -96,8 +96,7 @@ def build_run_work(
         return spread
 
     def batch_rows(rows: NDArray[np.int32]) -> Float:
-        first, stop = demand.steady_rows
-        return sum_over_requests(rows[first:stop], offsets, num_steps)
+        return sum_over_requests(rows[demand.steady_start : demand.steady_stop], offsets, num_steps)
 
     zeros = np.zeros((num_steps, model.num_layers))
     first_s, prefetch_s, write_s, scatter_s = zeros, zeros, zeros, zeros
@@ -108,16 +107,12 @@ def build_run_work(
     link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
     if moves:
         fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
-        runs, repair_runs = batch_rows(demand.runs), batch_rows(demand.repair_runs)
+        runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
         if rules.lookahead_k == 0:
             first_s = per_layer(transfer_s(link, fetched, runs, block_bytes))
         else:
-            # Runs are counted over a step's plan; urgent blocks take their share of them.
-            relaxed = fetched - urgent
-            share = np.divide(relaxed, fetched, out=np.ones_like(fetched), where=fetched > 0)
-            prefetch_s = per_layer(transfer_s(link, relaxed, runs * share, block_bytes))
-            now = urgent + repaired
-            first_s = per_layer(transfer_s(link, now, runs * (1 - share) + repair_runs, block_bytes))
+            prefetch_s = per_layer(transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes))
+            first_s = per_layer(transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes))
         in_slack = batch_rows(demand.in_slack)
         waits_for_slots = per_layer(fetched > in_slack).astype(np.bool_)
         if link.staged:
@@ -129,7 +124,8 @@ def build_run_work(
             scatter = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
             scatter_s = per_layer(scatter + hardware.kernels.attention_t0_s.value * np.sign(arriving))
         h2d_bytes = (fetched + repaired).sum(axis=1) * block_bytes
-        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, per_layer, num_steps)
+        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, num_steps)
+        write_s = per_layer(write_s)
 
     return RunWork(
         rules=rules,
@@ -149,22 +145,25 @@ def build_run_work(
     )
 
 
-def _write_back(model, hardware, policy, placement, context_tokens, offsets, per_layer, num_steps):  # type: ignore[no-untyped-def]
-    """(seconds [T, L], bytes [T]) of copying new KV to the host: whole blocks as they fill, or every token."""
+def _write_back(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, context_tokens: int,
+    offsets: NDArray[np.int64], num_steps: int,
+) -> tuple[Float, Float]:  # fmt: skip
+    """(seconds [T, full-attention layers], bytes [T]) of copying new KV to the host: whole blocks as they fill, or every token."""
     size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     link = write_back_cost(hardware, policy.transport, placement.host_numa)
     if policy.write_back == "token":
         pieces = np.full(num_steps, float(len(offsets) * model.num_kv_heads))
         piece_bytes = model.block_bytes(1, element)
-        pieces_per_op = 0.5  # a token's key and value lie apart inside their block
+        ops_per_piece = 2.0  # a token's key and value lie apart inside their block
     else:
         position = context_tokens + offsets[:, None] + np.arange(num_steps)[None, :]
         pieces = (position % size == 0).sum(axis=0).astype(np.float64) * model.num_kv_heads
-        piece_bytes, pieces_per_op = model.block_bytes(size, element), 1.0
+        piece_bytes, ops_per_piece = model.block_bytes(size, element), 1.0
     per_full_layer = np.repeat(pieces[:, None], model.num_full_attention_layers, axis=1)
-    seconds = per_layer(transfer_s(link, per_full_layer, per_full_layer, piece_bytes))
+    seconds = transfer_s(link, per_full_layer, per_full_layer, piece_bytes)
     if link.ops_are == "blocks":
-        seconds += per_layer(per_full_layer * (1 / pieces_per_op - 1) * link.op_s)
+        seconds += per_full_layer * (ops_per_piece - 1) * link.op_s
     return seconds, pieces * model.num_full_attention_layers * piece_bytes
 
 

@@ -1,0 +1,181 @@
+"""From what happened on the timeline to the columns of one result row (`simulator.metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulator import cost
+from simulator.capacity import KV_BYTES_PER_ELEMENT, Footprint
+from simulator.demand import Demand
+from simulator.metrics import BREAKDOWN
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+from simulator.step_layout import T_EXPOSED
+from simulator.step_work import RunWork
+from simulator.timeline import TimelineResult
+
+SATURATED = 0.95
+"""Link utilisation from which the link is what binds, whatever else the step waits for. A convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a row is summarised from."""
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    policy: PolicySpec
+    batch_size: int
+    context_tokens: int
+    demand: Demand
+    footprint: Footprint
+    runs: Sequence[RunWork]
+    result: TimelineResult
+
+
+def warm_up_steps(run: RunWork) -> int:
+    """Steps left out of every mean: the first, and those before the first prefetch can have been used."""
+    return run.rules.lookahead_k + 1
+
+
+def summarise(point: Point) -> dict[str, Any]:
+    """Metrics, breakdown and plot columns; undefined is None."""
+    warm_up = warm_up_steps(point.runs[0])
+    step_s = point.result.step_s[:, warm_up:]
+    parts_s = point.result.parts_s[:, warm_up:].mean(axis=(0, 1))
+    busy_s = point.result.h2d_busy_s[:, warm_up:]
+    num_gpus, num_steps = step_s.shape
+    tokens = num_gpus * num_steps * point.batch_size
+    tpot_s = float(step_s.mean())
+    exposed_s = float(parts_s[T_EXPOSED])
+    h2d_bytes = sum(float(run.h2d_bytes[warm_up:].sum()) for run in point.runs)
+    d2h_bytes = sum(float(run.d2h_bytes[warm_up:].sum()) for run in point.runs)
+    link_busy_s = float(busy_s.mean())
+    kv_len = point.context_tokens + point.result.step_s.shape[1] - 1
+    row: dict[str, Any] = {
+        "throughput_tokens_per_s": float((point.batch_size * num_steps / step_s.sum(axis=1)).sum()),
+        "tpot_mean_s": tpot_s,
+        "tpot_p50_s": float(np.quantile(step_s, 0.5)),
+        "tpot_p99_s": float(np.quantile(step_s, 0.99)),
+        "ttft_p50_s": ttft_p50_s(point),
+        "exposed_transfer_s": exposed_s,
+        "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
+        **demand_metrics(point.demand, point.policy),
+        "h2d_bytes_per_token": h2d_bytes / tokens,
+        "d2h_bytes_per_token": d2h_bytes / tokens,
+        "remote_bytes_per_token": 0.0,
+        "admission_bytes": admission_bytes(point),
+        "link_utilization": float(min(1.0, busy_s.sum() / step_s.sum())),
+        "link_busy_s": link_busy_s,
+        "hbm_bytes_peak": point.footprint.hbm_bytes(point.batch_size),
+        "host_bytes_peak": point.footprint.host_bytes(point.batch_size) * num_gpus,
+        "max_batch_size": point.footprint.max_batch_size,
+        **{name: float(seconds) for name, seconds in zip(BREAKDOWN, parts_s, strict=True)},
+    }
+    row |= ceilings(point, row["h2d_bytes_per_token"], kv_len)
+    row["bound"], row["bound_detail"] = bound(point, row)
+    return row
+
+
+def demand_metrics(demand: Demand, policy: PolicySpec) -> dict[str, float | None]:
+    """Content metrics over the steady rows. Dense attention selects nothing: its hit rate, overlap and churn are null."""
+    if policy.selector == "all":
+        return {"hit_rate": None, "overlap": None, "recall": 1.0, "recall_upper": 1.0, "churn": None}
+    moves = policy.residency != "everything"
+    return {
+        "hit_rate": demand.hit_rate(),
+        "overlap": demand.mean_overlap() if moves else None,
+        "recall": demand.mean_recall(),
+        "recall_upper": demand.mean_recall_upper(),
+        "churn": demand.churn() if moves else None,
+    }
+
+
+def admission_bytes(point: Point) -> int:
+    """KV bytes of one request that must be in HBM before its first decode step."""
+    element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
+    if point.policy.residency == "everything":
+        return point.model.kv_bytes(point.context_tokens, element)
+    return point.demand.admission_blocks * point.model.block_bytes(point.policy.block_size_tokens, element)
+
+
+def ttft_p50_s(point: Point) -> float:
+    """Median over the batch when all prompts arrive at once and are prefilled one after another.
+
+    A system whose KV lives on the host writes it back layer by layer while it prefills: the slower of the two counts.
+    """
+    prefill_s = cost.prefill_s(point.hardware, point.model, point.context_tokens)
+    if point.policy.residency != "everything":
+        element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
+        write_back_s = point.model.kv_bytes(point.context_tokens, element) / point.hardware.link.d2h_bytes_per_s.value
+        prefill_s = max(prefill_s, write_back_s)
+    return float(np.median(np.arange(1, point.batch_size + 1))) * prefill_s
+
+
+def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str, float | None]:
+    """Tokens/s of the host's GPUs if one resource alone bound, and the KV and metadata bytes HBM serves per token."""
+    model, policy, gpu = point.model, point.policy, point.hardware.gpu
+    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    read = float(model.kv_bytes(kv_len, element))
+    if policy.selector != "all":
+        num_blocks = -(-kv_len // policy.block_size_tokens)
+        budget_blocks = min((policy.kv_budget_tokens or 0) // policy.block_size_tokens + 1, num_blocks)
+        window = len(model.sliding_layers) * min(kv_len, model.sliding_window or 0)
+        read = float(model.working_set_bytes(budget_blocks, policy.block_size_tokens, element))
+        read += window * model.kv_bytes_per_token_per_layer(element)
+        read += model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+    num_gpus, batch = len(point.runs), point.batch_size
+    rows = batch * (1 + cost.draft_rows(policy))
+    params_bytes = weight_read_bytes(model, rows)
+    hbm_s = (params_bytes + batch * read) / gpu.hbm_read_bytes_per_s.value
+    flops = 2.0 * rows * active_params(model)
+    link_rate = point.runs[0].link_bytes_per_s
+    return {
+        "kv_bytes_read_per_token": read,
+        "hbm_ceiling_tokens_per_s": num_gpus * batch / hbm_s,
+        "compute_ceiling_tokens_per_s": num_gpus * batch * gpu.bf16_sustained_flops.value / flops,
+        "h2d_ceiling_tokens_per_s": num_gpus * link_rate / h2d_bytes_per_token if h2d_bytes_per_token else None,
+        "remote_ceiling_tokens_per_s": None,
+    }
+
+
+def weight_read_bytes(model: ModelSpec, rows: int) -> float:
+    """Weights one step reads: every layer's projections, the dense or expected active experts' FFN, lm_head."""
+    layers = model.num_layers * (model.qkv_bytes + model.o_bytes) + model.num_dense_ffn_layers * model.ffn_bytes
+    return layers + model.num_moe_layers * model.moe_layer_read_bytes(rows) + model.lm_head_bytes
+
+
+def active_params(model: ModelSpec) -> int:
+    """Parameters that one token multiplies with."""
+    params = model.num_layers * (model.qkv_params + model.o_params) + model.num_dense_ffn_layers * model.ffn_params
+    if model.moe is not None:
+        experts = model.moe.experts_per_token + model.moe.shared_experts
+        params += model.num_moe_layers * (experts * model.expert_params + model.router_params)
+    return params + model.lm_head_params
+
+
+def bound(point: Point, row: dict[str, Any]) -> tuple[str, str]:
+    """What limits the point, and a sentence with the figures.
+
+    capacity: not one more request fits. h2d: the link is saturated, or waiting for it is the largest share of the
+    step. software: the CPU's share is. Else hbm or compute, whichever ceiling is lower.
+    """
+    tpot_s = row["tpot_mean_s"]
+    waiting, software = row["t_exposed_wait_s"], row["t_software_s"]
+    kernels = tpot_s - waiting - software
+    link = f"host link busy {row['link_utilization']:.0%}, exposed {waiting / tpot_s:.0%} of the step"
+    if row["link_utilization"] >= SATURATED or waiting >= max(kernels, software):
+        return "h2d", link
+    if software >= kernels:
+        return "software", f"CPU overhead is {software / tpot_s:.0%} of the step"
+    hbm, compute = row["hbm_ceiling_tokens_per_s"], row["compute_ceiling_tokens_per_s"]
+    nearest = min(hbm, compute)
+    reached = f"{row['throughput_tokens_per_s'] / nearest:.0%} of the {'HBM' if hbm <= compute else 'compute'} ceiling"
+    if point.batch_size == row["max_batch_size"]:
+        return "capacity", f"memory is full at this batch; {reached}; {link}"
+    return ("hbm" if hbm <= compute else "compute"), f"{reached}; {link}"

@@ -1,0 +1,85 @@
+"""Transfers against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulator import catalog
+from simulator.engine_rates import B, C, D, H, Kind, engine_rates
+from simulator.links import fetch_cost, gather_bytes_per_s, interleaved_rate
+from simulator.step_work import sum_over_requests, transfer_s
+
+H200 = catalog.load_hardware("h200-sxm")
+
+
+def test_one_copy_is_overhead_plus_bytes_over_bandwidth():
+    link = fetch_cost(H200, "ce-contiguous", 16, "local")
+    seconds = transfer_s(link, np.array([[128.0]]), np.array([[40.0]]), 8192)[0, 0]
+    assert seconds == pytest.approx(H200.link.ce_op_s.value + 128 * 8192 / link.bytes_per_s)
+
+
+@pytest.mark.parametrize(("size_bytes", "gbps"), [(4096, 1.5), (8192, 3.0), (65536, 15.6), (262144, 34.1), (1 << 20, 47.6), (4 << 20, 52.9)])  # fmt: skip
+def test_copy_engine_rate_by_size_is_near_the_measured_curve(size_bytes, gbps):
+    """64 back-to-back copies in a graph on the H200; 2.7 us per operation and 55.1 GB/s explain them."""
+    link = fetch_cost(H200, "ce-batched", 16, "local")
+    seconds = transfer_s(link, np.array([[64.0]]), np.array([[64.0]]), size_bytes)[0, 0]
+    assert 64 * size_bytes / seconds / 1e9 == pytest.approx(gbps, rel=0.10)
+
+
+@pytest.mark.parametrize(("ctas", "gbps"), [(1, 4.3), (2, 8.5), (4, 16.5), (8, 30.8), (16, 50.1)])
+def test_gather_rate_by_grid_is_near_the_measured_curve(ctas, gbps):
+    assert gather_bytes_per_s(H200, ctas, "local") / 1e9 == pytest.approx(gbps, rel=0.12)
+
+
+def test_every_transport_has_its_own_operations():
+    blocks, runs = np.array([[10.0]]), np.array([[4.0]])
+    seconds = {t: transfer_s(fetch_cost(H200, t, 16, "local"), blocks, runs, 8192)[0, 0] for t in ("ce-per-block", "ce-batched", "ce-contiguous")}  # fmt: skip
+    assert seconds["ce-per-block"] > seconds["ce-batched"] > seconds["ce-contiguous"]
+
+
+def test_nothing_to_move_takes_no_time():
+    for transport in ("ce-per-block", "ce-batched", "ce-contiguous", "gather"):
+        link = fetch_cost(H200, transport, 16, "local")
+        assert transfer_s(link, np.zeros((1, 1)), np.zeros((1, 1)), 8192)[0, 0] == 0
+
+
+@pytest.mark.parametrize("transport", ["ce-batched", "gather"])
+def test_far_memory_is_slower_and_interleaved_lies_between(transport):
+    local, mixed, far = (fetch_cost(H200, transport, 8, n).bytes_per_s for n in ("local", "interleave", "far"))
+    assert far < mixed < local
+    assert mixed == pytest.approx(interleaved_rate(local, far))
+
+
+def test_far_latency_slows_a_small_grid_even_below_the_link():
+    few = gather_bytes_per_s(H200, 2, "far") / gather_bytes_per_s(H200, 2, "local")
+    latency, more = H200.link.gather_latency_s.value, H200.host.far_latency_s.value
+    assert few == pytest.approx(latency / (latency + more))
+
+
+def test_engines_alone_run_at_rate_one():
+    rates = engine_rates(H200, "gather", 16)
+    for kind in Kind:
+        assert rates[kind, Kind.IDLE, 0, 0, C] == 1
+        assert rates[Kind.IDLE, kind, 0, 0, B] == 1
+    assert rates[Kind.IDLE, Kind.IDLE, 1, 0, H] == rates[Kind.IDLE, Kind.IDLE, 0, 1, D] == 1
+
+
+def test_no_engine_gets_faster_beside_another():
+    for transport in ("gather", "ce-batched"):
+        rates = engine_rates(H200, transport, 16)
+        assert (rates <= 1).all()
+        assert (rates[:, :, 1, :, :2] <= rates[:, :, 0, :, :2]).all()
+
+
+def test_more_gather_ctas_take_more_from_compute():
+    slow, fast = (engine_rates(H200, "gather", n)[Kind.GEMM, 0, 1, 0, C] for n in (32, 8))
+    assert slow < fast
+
+
+def test_sum_over_requests_equals_the_plain_loop():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 50, (13, 3)).astype(np.int32)
+    offsets = rng.integers(0, 13, 7)
+    plain = [[sum(rows[(o + t) % 13, layer] for o in offsets) for layer in range(3)] for t in range(40)]
+    np.testing.assert_array_equal(sum_over_requests(rows, offsets, 40), plain)

@@ -1,0 +1,180 @@
+"""The compiled step equals the SimPy reference and the closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import step_layout as at
+from simulator.step_kernel import run_step
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_DURATIONS, NUM_PARTS, StepRules, StepWork, new_state
+from simulator.step_reference import StepReference
+
+US = 1e-6
+
+
+def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, float]:
+    rng = np.random.default_rng(seed)
+    steps, layers = int(rng.integers(2, 9)), int(rng.integers(1, 6))
+    k = int(rng.integers(0, 4))
+    on_demand = k == 0 or bool(rng.integers(0, 2))
+    urgent = k >= 2 and not on_demand and bool(rng.integers(0, 2))
+    dur = np.zeros((steps, NUM_DURATIONS))
+    for phase in (at.SOFTWARE, at.DRAFT, at.SAMPLING, at.QKV, at.FFN, at.ALLREDUCE, at.LM_HEAD, at.OTHER):
+        dur[:, phase] = rng.uniform(0, 20 * US) * (rng.random() < 0.8)
+    if on_demand:
+        dur[:, at.SCORE : at.PLAN + 1] = rng.uniform(US, 20 * US, 3)
+    if k:
+        dur[:, at.SIDE_SCORE : at.SIDE_PLAN + 1] = rng.uniform(US, 30 * US, 3)
+    dur[:, at.HOP] = rng.choice([0.0, 10 * US])
+    shape = (steps, layers)
+    selects = rng.random(layers) < 0.9
+
+    def some(share: float, top: float) -> np.ndarray:
+        return rng.uniform(0, top, shape) * (rng.random(shape) < share)
+
+    nothing = np.zeros(shape)
+    work = StepWork(
+        durations_s=dur,
+        attention_s=rng.uniform(5 * US, 40 * US, shape),
+        scatter_s=some(0.5, 3 * US),
+        selects=selects,
+        first_s=(some(0.7, 40 * US) if on_demand or urgent else nothing) * selects,
+        prefetch_s=(some(0.7, 80 * US) if k else nothing) * selects,
+        write_s=some(0.3, 30 * US),
+        waits_for_slots=rng.random(shape) < 0.5,
+    )
+    rates = np.ones((5, 5, 2, 2, 4)) if seed % 3 == 0 else rng.uniform(0.4, 1, (5, 5, 2, 2, 4))
+    rates[0, ..., 0] = 1.0  # an idle kernel kind (software, all-reduce) is slowed by nothing
+    return StepRules(layers, k, on_demand, urgent, plan_waits=True), work, rates, float(rng.choice([1.0, 0.6]))
+
+
+def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: float = 1.0):
+    steps = work.durations_s.shape[0]
+    state = new_state(rules.num_layers, rules.lookahead_k + 3)
+    step_s, parts_s = np.zeros(steps), np.zeros((steps, NUM_PARTS))
+    for t in range(steps):
+        step_s[t] = run_step(
+            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, work.durations_s,
+            work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
+            work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, parts_s[t],
+        )  # fmt: skip
+    return step_s, parts_s, state
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_kernel_equals_simpy_reference(seed):
+    rules, work, rates, share = random_case(seed)
+    step_s, parts_s, state = play(rules, work, rates, share)
+    reference = StepReference(rules, work, rates, share).play()
+    np.testing.assert_allclose(step_s, reference.step_s, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(parts_s, reference.parts_s, rtol=0, atol=1e-9)
+    # The reference stops when compute does; engines that are still busy then have been busy as long.
+    assert state.clock[H_BUSY] == pytest.approx(reference.engines.busy_s[2], abs=1e-4)
+    assert state.clock[D_BUSY] == pytest.approx(reference.engines.busy_s[3], abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_breakdown_sums_to_the_step(seed):
+    rules, work, rates, share = random_case(seed)
+    step_s, parts_s, _ = play(rules, work, rates, share)
+    np.testing.assert_allclose(parts_s.sum(axis=1), step_s, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_faster_link_never_makes_the_run_slower_when_engines_do_not_slow_each_other(seed):
+    rules, work, _, _ = random_case(seed)
+    rates = np.ones((5, 5, 2, 2, 4))
+    slow, fast = (play(rules, work, rates, share)[0].sum() for share in (0.5, 1.0))
+    assert fast <= slow + 1e-12
+
+
+def plain(steps: int, layers: int, transfer_s: float, k: int = 1, slack: bool = False) -> tuple[StepRules, StepWork]:
+    dur = np.zeros((steps, NUM_DURATIONS))
+    dur[:, at.QKV], dur[:, at.FFN], dur[:, at.LM_HEAD] = 10 * US, 20 * US, 50 * US
+    shape = (steps, layers)
+    work = StepWork(
+        durations_s=dur,
+        attention_s=np.full(shape, 30 * US),
+        scatter_s=np.zeros(shape),
+        selects=np.ones(layers, dtype=np.bool_),
+        first_s=np.zeros(shape),
+        prefetch_s=np.full(shape, transfer_s),
+        write_s=np.zeros(shape),
+        waits_for_slots=np.full(shape, not slack),
+    )
+    return StepRules(layers, k, on_demand=False, urgent=False, plan_waits=True), work
+
+
+ONES = np.ones((5, 5, 2, 2, 4))
+
+
+def test_hidden_transfers_cost_nothing():
+    step_s, parts_s, _ = play(*plain(12, 8, 50 * US), ONES)
+    assert step_s[4:] == pytest.approx(8 * 60 * US + 50 * US)
+    assert parts_s[4:, at.T_EXPOSED].sum() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_link_bound_step_takes_exactly_the_link_time():
+    step_s, parts_s, state = play(*plain(40, 8, 100 * US), ONES)
+    assert step_s[20:] == pytest.approx(8 * 100 * US)
+    assert parts_s[20:, at.T_EXPOSED] == pytest.approx(8 * 100 * US - 8 * 60 * US - 50 * US)
+
+
+def test_on_demand_exposes_every_transfer():
+    rules, work = plain(6, 4, 0.0)
+    work.durations_s[:, at.SCORE : at.PLAN + 1] = 5 * US
+    work.durations_s[:, at.HOP] = 7 * US
+    on_demand = StepRules(4, 0, on_demand=True, urgent=False, plan_waits=True)
+    work.first_s[:] = 40 * US
+    step_s, parts_s, _ = play(on_demand, work, ONES)
+    assert step_s == pytest.approx(4 * (10 + 15 + 7 + 40 + 30 + 20) * US + 50 * US)
+    assert parts_s[:, at.T_EXPOSED] == pytest.approx(4 * 40 * US)
+    assert parts_s[:, at.T_PLAN] == pytest.approx(4 * (10 + 7) * US)  # top-k, plan and the hop to the CPU
+
+
+def test_slots_still_read_delay_a_transfer_and_slack_does_not():
+    # One layer whose attention is long: only with slack may the transfer run beside it.
+    def last_step(slack: bool) -> float:
+        rules, work = plain(20, 1, 70 * US, slack=slack)
+        return float(play(rules, work, ONES)[0][-1])
+
+    assert last_step(slack=True) == pytest.approx(110 * US)
+    assert last_step(slack=False) > last_step(slack=True) - 1e-12
+    rules, work = plain(20, 1, 90 * US, slack=False)
+    # attention ends at 40 of the step, then 90 of transfer before attention of the next step at 10: 40 + 90 = 10 + step
+    assert play(rules, work, ONES)[0][-1] == pytest.approx(120 * US)
+
+
+def test_more_lookahead_gives_a_late_transfer_more_time():
+    step_1 = play(*plain(30, 1, 90 * US, k=1), ONES)[0][-1]
+    step_2 = play(*plain(30, 1, 90 * US, k=2), ONES)[0][-1]
+    assert step_1 == pytest.approx(120 * US)  # starts after attention, must end before the next one
+    assert step_2 == pytest.approx(110 * US)  # a step of slack: compute alone binds
+
+
+def test_duplex_slows_both_directions():
+    rules, work = plain(40, 4, 100 * US)
+    rates = ONES.copy()
+    rates[:, :, 1, 1, 2:] = 0.5
+    work.write_s[:] = 30 * US
+    assert play(rules, work, rates)[0][-1] > play(rules, work, ONES)[0][-1]
+
+
+def test_a_write_back_in_flight_holds_the_fetch_two_steps_later():
+    rules, work = plain(30, 1, 10 * US)
+    work.write_s[:] = 200 * US
+    step_s, _, _ = play(rules, work, ONES)
+    assert step_s[-1] == pytest.approx(200 * US)
+
+
+def test_no_prefetch_is_lost():
+    rules, work = plain(40, 3, 100 * US)
+    _, _, state = play(rules, work, ONES)
+    issued = 40 * 3
+    assert issued - rules.num_layers <= state.counts[at.N_PREFETCH] <= issued
