@@ -1,0 +1,124 @@
+"""Which recorded ranking, and which row of it, a predictor offers for the blocks of a future step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.specs.policy import PolicySpec
+from traces.errors import InputError
+from traces.group import TraceGroup
+
+SELECTOR_RANKING = {"minmax": "true", "exact": "exact"}
+"""Ranking that a selector's real query gives; `all` needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRanking:
+    """The predictor's ranking for step r is ids[r − shift]; int32 [S, L, H, W], −1 past a row's end."""
+
+    ids: NDArray[np.int32]
+    shift: int
+    near_ids: NDArray[np.int32] | None = None
+    """Ranking one step ahead, for the urgent part of `refine`; row r is ids for step r."""
+
+
+def recorded_ranking(group: TraceGroup, name: str, block_size_tokens: int, reason: str) -> NDArray[np.int32]:
+    """A ranking of the trace. Raises InputError, saying what asked for it, where it was not recorded."""
+    recorded = group.rankings(block_size_tokens)
+    if name not in recorded:
+        near = get_close_matches(name, recorded, n=3, cutoff=0.0)
+        raise InputError(
+            f"{reason} needs ranking {name!r}, which trace group {group.name!r} does not have at "
+            f"{block_size_tokens} tokens a block; recorded: {', '.join(recorded)} (nearest: {', '.join(near)})"
+        )
+    return group.ranking(name, block_size_tokens)
+
+
+def selector_ranking(group: TraceGroup, policy: PolicySpec) -> NDArray[np.int32]:
+    """The real query's ranking per step, int32 [S, L, H, M]."""
+    name = SELECTOR_RANKING[policy.selector]
+    return recorded_ranking(group, name, policy.block_size_tokens, f"selector {policy.selector!r}")
+
+
+def draft_ranking(group: TraceGroup, policy: PolicySpec, distance: int) -> NDArray[np.int32]:
+    """What a draft token `distance` steps ahead predicted. Raises InputError beyond the recorded distances."""
+    recorded = sorted(int(name[5:]) for name in group.rankings(policy.block_size_tokens) if is_draft(name))
+    if distance not in recorded:
+        raise InputError(
+            f"lookahead_k {policy.lookahead_k} needs drafts {distance} steps ahead; trace group {group.name!r} records "
+            f"distances {', '.join(map(str, recorded)) or 'none'} at {policy.block_size_tokens} tokens a block"
+        )
+    return group.ranking(f"draft{distance}", policy.block_size_tokens)
+
+
+def is_draft(name: str) -> bool:
+    return name.startswith("draft") and name[5:].isdigit()
+
+
+def predicted_ranking(
+    group: TraceGroup, policy: PolicySpec, num_blocks: NDArray[np.int32], num_kept: int, seed: int
+) -> PredictedRanking:
+    """The policy's predictor as rows of a ranking.
+
+    num_blocks: int32 [S], blocks per step, the open one included. num_kept: K, all that `random` ranks.
+    """
+    k = policy.lookahead_k
+    if policy.predictor == "current":
+        return PredictedRanking(selector_ranking(group, policy), 0)
+    if policy.predictor == "previous":
+        return PredictedRanking(selector_ranking(group, policy), k)
+    if policy.predictor == "oracle":
+        return PredictedRanking(selector_ranking(group, policy), 0)
+    if policy.predictor == "random":
+        layers = group.layers(policy.block_size_tokens)
+        return PredictedRanking(random_ranking(layers, group.num_kv_heads, num_blocks, num_kept, k, seed), 0)
+    if policy.lookahead_mode == "union":
+        drafts = [draft_ranking(group, policy, distance) for distance in range(1, k + 1)]
+        return PredictedRanking(interleave(drafts, k), 0)
+    near = draft_ranking(group, policy, 1) if policy.lookahead_mode == "refine" else None
+    return PredictedRanking(draft_ranking(group, policy, k), 0, near)
+
+
+def random_ranking(
+    layers: tuple[int, ...], num_kv_heads: int, num_blocks: NDArray[np.int32], num_kept: int, k: int, seed: int
+) -> NDArray[np.int32]:
+    """K blocks drawn without replacement per (row, layer, head) from those selectable when the plan is made.
+
+    Row r ranks blocks 0 … num_blocks[r − k] − 2; rows r < k are masked. Each (layer, head) has its own stream, so
+    that recording more layers does not change a layer's draw.
+    """
+    num_steps = len(num_blocks)
+    ids = np.full((num_steps, len(layers), num_kv_heads, num_kept), -1, dtype=np.int32)
+    selectable = num_blocks[: max(num_steps - k, 0), None] - 1
+    if not selectable.size or selectable.max() < 1:
+        return ids
+    columns = np.arange(selectable.max())
+    width = min(num_kept, len(columns))
+    for index, layer in enumerate(layers):
+        for head in range(num_kv_heads):
+            draw = np.random.default_rng([seed, layer, head]).random((len(selectable), len(columns)))
+            draw[columns >= selectable] = 2.0
+            order = np.argsort(draw, axis=1, kind="stable")[:, :width]
+            ids[k:, index, head, :width] = np.where(columns[:width] < selectable, order, -1)
+    return ids
+
+
+def interleave(drafts: list[NDArray[np.int32]], k: int) -> NDArray[np.int32]:
+    """Rank-wise interleave of draft j at row r − k + j for each target row r, nearest first, duplicates dropped.
+
+    Each draft: int32 [S, L, H, M]. Returns int32 [S, L, H, k·M]; rows r < k are masked.
+    """
+    from simulator.residency_kernel import drop_duplicates
+
+    num_steps = len(drafts[0])
+    shape = (*drafts[0].shape, k)
+    merged = np.full(shape, -1, dtype=np.int32)
+    for j, draft in enumerate(drafts, start=1):
+        merged[k:, ..., j - 1] = draft[j : num_steps - k + j]
+    rows = merged.reshape(-1, shape[-2] * k)
+    drop_duplicates(rows, int(rows.max(initial=0)) + 1)
+    return rows.reshape(*shape[:-2], -1)

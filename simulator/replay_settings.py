@@ -1,0 +1,142 @@
+"""What of a policy decides its demand, resolved against a trace group; everything else is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.fetch_cap import default_slack_blocks, exact_share
+from simulator.mapping import require_block_size
+from simulator.specs.policy import PolicySpec
+from traces.errors import InputError, TraceError
+from traces.group import TraceGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """Two policies with equal settings have the same demand; choices that have no effect are at their defaults."""
+
+    block_size_tokens: int
+    selector: str
+    residency: str
+    """everything, or slots"""
+    num_kept: int
+    num_slots: int
+    predictor: str = "current"
+    lookahead_k: int = 0
+    """0: on demand."""
+    lookahead_mode: str = "single"
+    miss_rule: str = "attend"
+    eviction: str = "least-recently-selected"
+    fetch_cap: str = "1"
+    """Exact fraction."""
+    fetch_cap_scope: str = "head"
+    steady_start: int = 1
+    steady_stop: int = 1
+
+    @property
+    def on_demand(self) -> bool:
+        return self.lookahead_k == 0
+
+
+def blocks_per_step(group: TraceGroup, block_size_tokens: int) -> NDArray[np.int32]:
+    """n = ceil(kv_len / P), int32 [S]. Raises TraceError where the KV is empty or shrinks."""
+    kv_len = np.asarray(group.kv_len, dtype=np.int64)
+    faulty = np.flatnonzero((kv_len < 1) | (np.diff(kv_len, prepend=kv_len[:1]) < 0))
+    if len(faulty):
+        at = int(faulty[0])
+        raise TraceError(group.name, "kv_len", f"must be positive and never shrink, is {kv_len[at]}", (at,))
+    return (-(-kv_len // block_size_tokens)).astype(np.int32)
+
+
+def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
+    """Check a policy against a trace group and keep what replay depends on.
+
+    Raises InputError for a block size or draft distance that was not recorded, a budget below one block or above M
+    blocks, a trace too short for the lookahead, and choices that contradict each other.
+    """
+    block_size = policy.block_size_tokens
+    require_block_size(group, block_size)
+    num_steps = group.num_positions
+    if policy.selector == "all":
+        if policy.residency != "everything":
+            raise InputError(f"selector 'all' reads every block: residency must be everything, is {policy.residency!r}")
+        num_blocks = int(blocks_per_step(group, block_size).max())
+        _require_steps(num_steps, 0)
+        return ReplaySettings(block_size, "all", "everything", num_blocks, num_blocks, steady_stop=num_steps)
+    num_kept = _num_kept(group, policy)
+    if policy.residency == "everything":
+        _require_steps(num_steps, 0)
+        return ReplaySettings(
+            block_size, policy.selector, "everything", num_kept, num_kept, steady_stop=num_steps
+        )  # fmt: skip
+    on_demand = policy.predictor == "current"
+    k = 0 if on_demand else policy.lookahead_k
+    _check_choices(policy, on_demand)
+    _require_steps(num_steps, k)
+    return ReplaySettings(
+        block_size_tokens=block_size,
+        selector=policy.selector,
+        residency="slots",
+        num_kept=num_kept,
+        num_slots=num_kept + _slack_blocks(policy, num_kept, max(1, k)),
+        predictor=policy.predictor,
+        lookahead_k=k,
+        lookahead_mode="single" if on_demand else policy.lookahead_mode,
+        miss_rule="attend" if on_demand else policy.miss_rule,
+        eviction=policy.eviction,
+        fetch_cap=str(exact_share(policy.fetch_cap)),
+        fetch_cap_scope=policy.fetch_cap_scope if policy.fetch_cap < 1 else "head",
+        steady_start=max(1, k),
+        steady_stop=num_steps - k,
+    )
+
+
+def _num_kept(group: TraceGroup, policy: PolicySpec) -> int:
+    """K = floor(budget / P), within 1 … M."""
+    budget, block_size = policy.kv_budget_tokens, policy.block_size_tokens
+    if budget is None:
+        raise InputError("policy.kv_budget_tokens must be resolved before replay (default: context / 8)")
+    num_kept = budget // block_size
+    if num_kept < 1:
+        raise InputError(
+            f"policy.kv_budget_tokens {budget} is smaller than one block of {block_size} tokens "
+            "(policy.block_size_tokens)"
+        )
+    most = group.max_ranked_blocks(block_size)
+    if num_kept > most:
+        raise InputError(
+            f"policy.kv_budget_tokens {budget} needs {num_kept} ranked blocks of {block_size} tokens; trace group "
+            f"{group.name!r} ranks {most}, so the budget is at most {most * block_size} tokens"
+        )
+    return num_kept
+
+
+def _check_choices(policy: PolicySpec, on_demand: bool) -> None:
+    if on_demand and policy.miss_rule == "stall" and policy.fetch_cap < 1:
+        raise InputError(
+            f"policy.fetch_cap {policy.fetch_cap} with predictor 'current' and miss_rule 'stall': the stall would "
+            "fetch what the cap refuses; use miss_rule attend or fetch_cap 1"
+        )
+    if policy.lookahead_mode != "single" and (policy.predictor != "draft" or policy.lookahead_k < 2):
+        raise InputError(
+            f"policy.lookahead_mode {policy.lookahead_mode!r} needs predictor 'draft' and lookahead_k of at least 2, "
+            f"got {policy.predictor!r} and {policy.lookahead_k}"
+        )
+    if policy.residency == "exact" and policy.slack_blocks is not None:
+        raise InputError(f"policy.slack_blocks {policy.slack_blocks} needs residency 'slack', got 'exact'")
+
+
+def _slack_blocks(policy: PolicySpec, num_kept: int, k: int) -> int:
+    if policy.residency == "exact":
+        return 0
+    return policy.slack_blocks or default_slack_blocks(k, policy.fetch_cap, num_kept)
+
+
+def _require_steps(num_steps: int, k: int) -> None:
+    """Steady rows max(1, k) … S − 1 − k must exist."""
+    need = max(1, k) + k + 1
+    if num_steps < need:
+        raise InputError(f"lookahead_k {k} needs a trace of at least {need} steps, got {num_steps}")

@@ -1,0 +1,183 @@
+"""The compiled replay agrees exactly with the plain-Python statement of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.mapping import Mapping
+from simulator.predictors import predicted_ranking, random_ranking, selector_ranking
+from simulator.replay import integer_mass, replayed_heads, run_kernel
+from simulator.replay_settings import blocks_per_step, resolve_settings
+from simulator.residency_reference import Rules, replay_reference
+from simulator.specs.policy import PolicySpec
+from traces.memory import MemoryGroup, memory_group
+
+BLOCK_SIZE = 2
+POLICIES = [
+    {"predictor": "current"},
+    {"predictor": "current", "miss_rule": "stall", "fetch_cap": 1.0},
+    {"predictor": "previous"},
+    {"predictor": "draft"},
+    {"predictor": "oracle"},
+    {"predictor": "random"},
+    {"predictor": "draft", "lookahead_mode": "union"},
+    {"predictor": "draft", "lookahead_mode": "refine"},
+]
+CAPS = [0.0, 0.01, 0.1, 1 / 3, 0.5, 1.0]
+
+
+def random_group(seed: int, num_steps: int, num_layers: int, num_heads: int, first_kv_len: int) -> MemoryGroup:
+    """Rankings that change slowly, drafts that are partly wrong, masked draft rows, unrecorded masses."""
+    rng = np.random.default_rng(seed)
+    kv_len = first_kv_len + np.cumsum(np.concatenate([[0], rng.integers(0, 4, num_steps - 1)]))
+    num_blocks = -(-kv_len // BLOCK_SIZE)
+    width = int(num_blocks.max())
+    shape = (num_steps, num_layers, num_heads, width)
+    score = rng.normal(size=shape[1:]) + 0.4 * np.cumsum(rng.normal(size=shape), axis=0)
+    rankings = {"true": rank(score, num_blocks)}
+    for distance in range(1, 5):
+        known = num_blocks[np.maximum(np.arange(num_steps) - distance, 0)]
+        draft = rank(score + rng.normal(size=shape) * 0.7, known)
+        draft[:distance] = -1
+        draft[rng.random(num_steps) < 0.1] = -1
+        rankings[f"draft{distance}"] = draft
+    mass = np.exp(score) * (rng.random(shape) < 0.8)
+    return memory_group(kv_len, {BLOCK_SIZE: rankings}, {BLOCK_SIZE: mass})
+
+
+def rank(score: np.ndarray, num_blocks: np.ndarray) -> np.ndarray:
+    excluded = np.arange(score.shape[-1]) >= (num_blocks - 1)[:, None, None, None]
+    order = np.argsort(-np.where(excluded, -np.inf, score), axis=-1, kind="stable")
+    return np.where(np.take_along_axis(np.broadcast_to(excluded, score.shape), order, -1), -1, order).astype(np.int32)
+
+
+def expected_rows(
+    group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int
+) -> list[tuple[int, list[list[dict[str, int]]]]]:
+    """(first replayed head, reference counts) of every cap scope, from rankings read without the predictors module."""
+    assert policy.kv_budget_tokens is not None
+    num_blocks = [-(-int(length) // BLOCK_SIZE) for length in group.kv_len]
+    num_kept = policy.kv_budget_tokens // BLOCK_SIZE
+    k = 0 if policy.predictor == "current" else policy.lookahead_k
+    slack = policy.slack_blocks or 0
+    heads = replayed_heads(mapping, policy.fetch_cap_scope if policy.fetch_cap < 1 else "head")
+    true = group.ranking("true", BLOCK_SIZE)
+    drafts = {j: group.ranking(f"draft{j}", BLOCK_SIZE) for j in range(1, 5)}
+    draws = random_ranking(
+        group.layers(BLOCK_SIZE), group.num_kv_heads, np.array(num_blocks), num_kept, policy.lookahead_k, seed
+    )
+    weights = integer_mass()[group.mass(BLOCK_SIZE).levels]
+    rules = Rules(
+        num_kept, num_kept + slack, k, policy.lookahead_mode == "refine", policy.miss_rule == "stall" and k > 0,
+        policy.eviction == "lowest-score", Fraction(str(policy.fetch_cap)),
+    )  # fmt: skip
+    scopes = []
+    for first, end in zip(heads.scope_start, heads.scope_start[1:], strict=False):
+        where = [(heads.layer[g], heads.head[g]) for g in range(first, end)]
+
+        def predicted(target: int, h: int, where: list = where) -> Sequence[int]:
+            layer, head = where[h]
+            if policy.predictor == "previous":
+                return true[target - k, layer, head].tolist()
+            if policy.predictor == "random":
+                return draws[target, layer, head].tolist()
+            if policy.predictor != "draft":
+                return true[target, layer, head].tolist()
+            if policy.lookahead_mode != "union":
+                return drafts[k][target, layer, head].tolist()
+            rows = [drafts[j][target - k + j, layer, head].tolist() for j in range(1, k + 1)]
+            merged = [row[rank] for rank in range(len(rows[0])) for row in rows if row[rank] >= 0]
+            return list(dict.fromkeys(merged))
+
+        scopes.append(
+            (
+                int(first),
+                replay_reference(
+                    rules,
+                    num_blocks,
+                    lambda t, h, w=where: true[t, w[h][0], w[h][1]].tolist(),
+                    predicted,
+                    lambda t, h, w=where: drafts[1][t, w[h][0], w[h][1]].tolist(),
+                    lambda t, h, w=where: weights[t, w[h][0], w[h][1]].tolist(),
+                    len(where),
+                ),
+            )
+        )
+    return scopes
+
+
+def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int) -> None:
+    from simulator.residency_kernel import COUNTS
+
+    resolved = resolve_settings(group, policy)
+    num_blocks = blocks_per_step(group, BLOCK_SIZE)
+    heads = replayed_heads(mapping, resolved.fetch_cap_scope)
+    ranking = predicted_ranking(group, policy, num_blocks, resolved.num_kept, seed)
+    levels = group.mass(BLOCK_SIZE).levels
+    out = run_kernel(resolved, num_blocks, selector_ranking(group, policy), ranking, levels, heads)
+    for first, rows in expected_rows(group, policy, mapping, seed):
+        for step, counts in enumerate(rows):
+            for h, expected in enumerate(counts):
+                got = {name: int(out.counts[i, first + h, step]) for i, name in enumerate(COUNTS)}
+                got |= {"mass": int(out.mass[first + h, step]), "coverage": int(out.coverage[first + h, step])}
+                assert got == expected, f"step {step}, head {first + h}"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    choice=st.sampled_from(POLICIES),
+    cap=st.sampled_from(CAPS),
+    scope=st.sampled_from(["head", "layer", "request"]),
+    eviction=st.sampled_from(["least-recently-selected", "lowest-score"]),
+    miss_rule=st.sampled_from(["stall", "attend"]),
+    k=st.integers(1, 4),
+    slack=st.integers(0, 12),
+    num_kept=st.integers(1, 14),
+    num_steps=st.integers(10, 14),
+    first_kv_len=st.integers(1, 40),
+    seed=st.integers(0, 2**20),
+)
+def test_kernel_agrees_with_reference(
+    choice: dict, cap: float, scope: str, eviction: str, miss_rule: str, k: int, slack: int, num_kept: int,
+    num_steps: int, first_kv_len: int, seed: int,
+) -> None:  # fmt: skip
+    group = random_group(seed, num_steps, num_layers=2, num_heads=2, first_kv_len=first_kv_len)
+    num_kept = min(num_kept, group.max_ranked_blocks(BLOCK_SIZE))
+    if "lookahead_mode" in choice:
+        k = max(k, 2)
+    base = {"fetch_cap": cap, "miss_rule": miss_rule} | choice
+    if base["predictor"] == "current" and base["miss_rule"] == "stall":
+        base["fetch_cap"] = 1.0
+    policy = PolicySpec(
+        **base,
+        fetch_cap_scope=scope,
+        eviction=eviction,
+        lookahead_k=k,
+        kv_budget_tokens=num_kept * BLOCK_SIZE,
+        block_size_tokens=BLOCK_SIZE,
+        residency="slack" if slack else "exact",
+        slack_blocks=slack or None,
+    )
+    mapping = Mapping("test", np.array([0, 1, 1], np.int32), np.array([0, 1, 0], np.int32), "")
+    assert_kernel_is_reference(group, policy, mapping, seed)
+
+
+@pytest.mark.parametrize("choice", POLICIES)
+def test_kernel_agrees_on_a_longer_trace(choice: dict) -> None:
+    group = random_group(7, num_steps=60, num_layers=1, num_heads=2, first_kv_len=60)
+    policy = PolicySpec(
+        **{"fetch_cap": 0.4, **choice},
+        lookahead_k=3,
+        kv_budget_tokens=24,
+        block_size_tokens=BLOCK_SIZE,
+        residency="slack",
+        slack_blocks=5,
+    )
+    mapping = Mapping("test", np.array([0], np.int32), np.array([0, 1], np.int32), "")
+    assert_kernel_is_reference(group, policy, mapping, seed=3)
