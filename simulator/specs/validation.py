@@ -15,20 +15,24 @@ from traces.errors import InputError
 SpecT = TypeVar("SpecT", bound=Spec)
 
 
-def validated(kind: type[SpecT], data: Any, where: str) -> SpecT:
-    """`data` as a `kind`. Raises InputError with the first fault: `where`, dotted key, problem and value."""
+def validated(kind: type[SpecT], data: Any, where: str = "", key_prefix: str = "") -> SpecT:
+    """`data` as a `kind`. Raises InputError with the first fault: `where`, dotted key, problem and value.
+
+    `key_prefix`: what the keys of `data` are called in front (`policy` makes `policy.fetch_cap`).
+    """
     try:
         return kind.model_validate(data)
     except ValidationError as e:
-        raise InputError(f"{where}: {first_fault(kind, e)}") from None
+        raise InputError(f"{where}: " * bool(where) + first_fault(kind, e, key_prefix)) from None
 
 
-def first_fault(kind: type[Spec], error: ValidationError) -> str:
+def first_fault(kind: type[Spec], error: ValidationError, key_prefix: str = "") -> str:
     """The first fault of a pydantic error in one line; an unknown key names the nearest valid ones."""
     fault = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in fault["loc"])
+    above = f"{key_prefix}." if key_prefix else ""
+    key = (above + ".".join(str(part) for part in fault["loc"])).rstrip(".")
     if fault["type"] == "extra_forbidden":
-        prefix = "".join(f"{part}." for part in fault["loc"][:-1])
+        prefix = above + "".join(f"{part}." for part in fault["loc"][:-1])
         siblings = _keys_at(kind, fault["loc"][:-1])
         return f"unknown key {key!r}: {suggest(key, (prefix + name for name in siblings))}"
     problem = " ".join(fault["msg"].removeprefix("Value error, ").split())

@@ -1,0 +1,193 @@
+"""The named systems: one table of policy choices, and what a policy makes meaningless or impossible.
+
+A new system whose choices exist already is one row of `SYSTEMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from simulator.cost import drafts
+from simulator.fetch_cap import default_slack_blocks
+from simulator.specs.policy import PolicySpec
+from simulator.specs.validation import unknown_name, validated
+from traces.errors import InputError
+
+BUDGET_SHARE = 8
+"""Default KV budget: context / 8. Source: DESIGN §6; OasisKV decodes 16K contexts with 2,048 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Policy choices that differ from PolicySpec's defaults, and whose system they are."""
+
+    description: str
+    citation: str
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+
+SYSTEMS: Mapping[str, System] = MappingProxyType(
+    {
+        "dense": System(
+            "every token attended, the whole KV in HBM",
+            "vLLM PagedAttention, arXiv 2309.06180",
+            {"selector": "all", "predictor": "current", "residency": "everything"},
+        ),
+        "quest": System(
+            "the whole KV in HBM, attention reads the blocks that min/max scores select",
+            "Quest, arXiv 2406.10774",
+            {"predictor": "current", "residency": "everything"},
+        ),
+        "retrieval": System(
+            "selected blocks that are not in HBM are fetched from the host before attention, on demand",
+            "on-demand retrieval, the baseline of OasisKV, arXiv 2608.08097",
+            {"predictor": "current"},
+        ),
+        "prefetch-previous": System(
+            "blocks selected by the previous step's query are prefetched for the next",
+            "the previous-token baseline of OasisKV, arXiv 2608.08097",
+            {"predictor": "previous"},
+        ),
+        "oasiskv": System(
+            "blocks that a draft token's query selects are prefetched for the step that will need them",
+            "OasisKV, arXiv 2608.08097",
+            {"predictor": "draft", "residency": "slack", "fetch_cap": 0.05},
+        ),
+        "oasiskv-oracle": System(
+            "oasiskv with every draft token right: the bound on what better drafts can give",
+            "OasisKV, arXiv 2608.08097, with a perfect predictor",
+            {"predictor": "oracle", "residency": "slack", "fetch_cap": 0.05},
+        ),
+    }
+)
+
+_MOVES = (
+    "policy.slack_blocks",
+    "policy.eviction",
+    "policy.transport",
+    "policy.gather_ctas",
+    "policy.miss_rule",
+    "policy.fetch_cap",
+    "policy.fetch_cap_scope",
+    "policy.lookahead_k",
+    "policy.lookahead_mode",
+    "policy.write_back",
+    "policy.draft_head",
+    "placement.host_numa",
+)
+"""Matter only where blocks cross the host link."""
+_SELECTS = (
+    "policy.kv_budget_tokens",
+    "policy.block_size_tokens",
+    "policy.metadata_vectors_per_block",
+    "policy.metadata_bytes_per_element",
+)
+"""Matter only where blocks are selected."""
+
+
+def get_system(name: str) -> System:
+    """Raises InputError with the nearest names for one that does not exist; case does not matter."""
+    system = SYSTEMS.get(name.casefold())
+    if system is None:
+        raise unknown_name("system", name, SYSTEMS)
+    return system
+
+
+def ignored_parameters(policy: PolicySpec) -> frozenset[str]:
+    """Dotted parameters that cannot change a result under this policy: null in its rows, no point of their own."""
+    ignored: set[str] = set()
+    if policy.residency == "everything":
+        ignored.update(_MOVES)
+    if policy.selector == "all":
+        ignored.update(_SELECTS)
+    if policy.predictor == "current":
+        ignored.update(("policy.lookahead_k", "policy.lookahead_mode"))
+        if policy.fetch_cap == 1.0:
+            ignored.add("policy.miss_rule")
+    if policy.residency != "slack":
+        ignored.add("policy.slack_blocks")
+    if policy.fetch_cap == 1.0:
+        ignored.add("policy.fetch_cap_scope")
+    if policy.transport != "gather":
+        ignored.add("policy.gather_ctas")
+    if not drafts(policy):
+        ignored.add("policy.draft_head")
+    return frozenset(ignored)
+
+
+def compose_policy(system: str, overrides: Mapping[str, Any]) -> PolicySpec:
+    """The system's policy with overrides, ignored keys at their defaults, budget and derived slack still open.
+
+    Two policies that act alike are equal. Raises InputError: unknown system or key, bad value, or choices that do
+    not go together.
+    """
+    choices = {**get_system(system).policy, **overrides}
+    policy = validated(PolicySpec, choices, key_prefix="policy")
+    # A system at rest ignores what it was given; only what remains can conflict.
+    defaults = {
+        key.removeprefix("policy."): PolicySpec.model_fields[key.removeprefix("policy.")].default
+        for key in ignored_parameters(policy)
+        if key.startswith("policy.") and not (key == "policy.slack_blocks" and policy.residency != "everything")
+    }
+    policy = policy.model_copy(update=defaults)
+    _require_coherent(policy, system)
+    return policy
+
+
+def resolve_policy(system: str, overrides: Mapping[str, Any], context_tokens: int) -> PolicySpec:
+    """`compose_policy` with numbers: the budget (default context / 8 in whole blocks) and, with residency slack, the
+    slots for everything in flight, ceil(k c K). Where everything is attended the budget stays null.
+
+    Raises InputError as `compose_policy`, and for a budget that is no positive multiple of the block size.
+    """
+    policy = compose_policy(system, overrides)
+    if policy.selector == "all":
+        return policy
+    size = policy.block_size_tokens
+    budget = policy.kv_budget_tokens
+    if budget is None:
+        budget = context_tokens // BUDGET_SHARE // size * size
+        if budget == 0:
+            raise InputError(
+                f"policy.kv_budget_tokens: the default, {context_tokens} context tokens / {BUDGET_SHARE}, is smaller "
+                f"than one block of {size} tokens"
+            )
+    elif budget < size:
+        raise InputError(f"policy.kv_budget_tokens: {budget} is smaller than one block of {size} tokens")
+    elif budget % size:
+        below = budget // size * size
+        raise InputError(
+            f"policy.kv_budget_tokens: {budget} is no multiple of the block size {size}; "
+            f"nearest are {below} and {below + size}"
+        )
+    slack = policy.slack_blocks
+    if policy.residency == "slack" and slack is None:
+        slack = max(1, default_slack_blocks(policy.lookahead_k, policy.fetch_cap, budget // size))
+    return policy.model_copy(update={"kv_budget_tokens": budget, "slack_blocks": slack})
+
+
+def _require_coherent(policy: PolicySpec, system: str) -> None:
+    """Raises InputError for choices that contradict each other."""
+
+    def refuse(key: str, problem: str) -> InputError:
+        return InputError(f"policy.{key}: {problem} (system {system})")
+
+    if policy.selector == "all" and policy.residency != "everything":
+        raise refuse("residency", "selector all reads every block, so residency must be everything")
+    if policy.residency == "everything" and policy.predictor != "current":
+        raise refuse("predictor", "residency everything fetches nothing, so the predictor must be current")
+    if policy.predictor == "current" and policy.residency == "slack":
+        raise refuse("residency", "slack holds arrivals ahead of their step; predictor current has none, use exact")
+    if policy.slack_blocks is not None and policy.residency != "slack":
+        raise refuse("slack_blocks", f"needs residency slack, not {policy.residency}")
+    if policy.predictor == "current" and policy.miss_rule == "stall" and policy.fetch_cap < 1.0:
+        raise refuse("fetch_cap", "on demand, miss rule stall fetches what the cap would hold back; use 1 or attend")
+    if policy.lookahead_mode != "single" and (policy.predictor != "draft" or policy.lookahead_k < 2):
+        raise refuse(
+            "lookahead_mode",
+            f"{policy.lookahead_mode} needs predictor draft and lookahead_k of at least 2, "
+            f"got {policy.predictor} and {policy.lookahead_k}",
+        )
