@@ -1,0 +1,51 @@
+"""Top-K blocks per KV head."""
+
+from __future__ import annotations
+
+import torch
+
+from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_shape
+from realhw.kernels.topk.kernel import topk_blocks_kernel
+
+MAX_BLOCKS = 16384
+
+
+def topk_scratch(batch_size: int, num_kv_heads: int, k: int, device: torch.device | str) -> torch.Tensor:
+    """Work space of `topk_blocks`: int64 [B*H, K rounded up to a power of two]."""
+    padded = max(16, 1 << (k - 1).bit_length())
+    return torch.empty(batch_size * num_kv_heads, padded, dtype=torch.int64, device=device)
+
+
+def topk_blocks(
+    scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, scratch: torch.Tensor, num_warps: int = 4
+) -> None:
+    """Ids of the K best blocks in rank order: score descending, id ascending.
+
+    scores float32 [B, H, n_max] without NaN; num_blocks int32 [B]; ids int32 [B, H, K], -1 where fewer than K blocks
+    exist; scratch from `topk_scratch`. Raises `InputError`.
+    """
+    batch, heads, n_max = scores.shape
+    k = ids.shape[2]
+    require_dtype("scores", scores, torch.float32)
+    require_dtype("num_blocks", num_blocks, torch.int32)
+    require_dtype("ids", ids, torch.int32)
+    require_shape("num_blocks", num_blocks, (batch,))
+    require_shape("ids", ids, (batch, heads, k))
+    padded = max(16, 1 << (k - 1).bit_length())
+    require_shape("scratch", scratch, (batch * heads, padded))
+    require_contiguous(scores=scores, num_blocks=num_blocks, ids=ids, scratch=scratch)
+    require_range("blocks", n_max, 1, MAX_BLOCKS)
+    require_range("K", k, 1, 1024)
+    topk_blocks_kernel[(batch * heads,)](
+        scores,
+        num_blocks,
+        scratch,
+        ids,
+        heads,
+        n_max,
+        K=k,
+        NP=max(64, 1 << (n_max - 1).bit_length()),
+        KP=padded,
+        CHUNK=min(32, padded),
+        num_warps=num_warps,
+    )

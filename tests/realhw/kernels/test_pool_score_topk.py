@@ -1,0 +1,115 @@
+import pytest
+import torch
+
+from realhw.kernels.pool import reference as pool_reference
+from realhw.kernels.pool.api import append_token, pool_blocks
+from realhw.kernels.score import reference as score_reference
+from realhw.kernels.score.api import ScoreConfig, score_blocks
+from realhw.kernels.topk import reference as topk_reference
+from realhw.kernels.topk.api import topk_blocks, topk_scratch
+from traces.errors import InputError
+
+# The interpreter's dot does not know bfloat16.
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+
+
+@pytest.mark.parametrize(("block_size", "head_dim", "dtype"), [(16, 64, HALF), (5, 16, torch.float32)])
+def test_pool_blocks_is_bit_exact_with_partial_blocks(block_size, head_dim, dtype, device, generator):
+    kv = torch.randn(7, 2, block_size, head_dim, device=device, generator=generator).to(dtype)
+    num_tokens = torch.tensor([block_size, 1, 2, block_size, 3, block_size, 1], dtype=torch.int32, device=device)
+    for i, n in enumerate(num_tokens.tolist()):
+        kv[i, 0, n:] = float("nan")
+    out = torch.full((7, 2, head_dim), float("nan"), dtype=dtype, device=device)
+    pool_blocks(kv, num_tokens, out)
+    assert torch.equal(out, pool_reference.pool_blocks(kv, num_tokens))
+
+
+def test_append_token_fills_blocks_as_the_reference_and_as_pooling(device, generator):
+    batch, heads, block_size, head_dim, slots = 3, 2, 4, 16, 3
+    pool = torch.full((batch * heads * slots, 2, block_size, head_dim), float("nan"), device=device)
+    metadata = torch.full((batch, heads, 4, 2, head_dim), float("nan"), device=device)
+    pool_ref, metadata_ref = pool.clone(), metadata.clone()
+
+    def open_view(p):
+        return p.view(batch, heads, slots, 2, block_size, head_dim)[:, :, -1]
+
+    start = torch.tensor([1, 5, 9], dtype=torch.int32, device=device)
+    for step in range(4):
+        key, value = torch.randn(2, batch, heads, head_dim, device=device, generator=generator)
+        kv_len = start + step
+        append_token(key, value, open_view(pool), metadata, kv_len)
+        pool_reference.append_token(key, value, open_view(pool_ref), metadata_ref, kv_len)
+    assert torch.equal(pool.nan_to_num(-9), pool_ref.nan_to_num(-9))
+    assert torch.equal(metadata.nan_to_num(-9), metadata_ref.nan_to_num(-9))
+    whole = torch.empty(batch * heads, 2, head_dim, device=device)
+    full = torch.full((batch * heads,), block_size, dtype=torch.int32, device=device)
+    pool_blocks(open_view(pool).reshape(-1, 2, block_size, head_dim).contiguous(), full, whole)
+    got = torch.stack([metadata[b, :, b] for b in range(batch)]).reshape(-1, 2, head_dim)
+    assert torch.equal(got, whole)
+
+
+@pytest.mark.parametrize(
+    ("group", "head_dim", "n_max", "dtype"),
+    [(4, 32, 37, HALF), (3, 16, 64, torch.float32), (1, 16, 1, HALF)],
+)
+def test_scores_match_fp64_within_what_fp32_loses(group, head_dim, n_max, dtype, device, generator):
+    batch, heads = 2, 3
+    query = torch.randn(batch, heads * group, head_dim, device=device, generator=generator).to(dtype)
+    bounds = torch.randn(batch, heads, n_max, 2, head_dim, device=device, generator=generator).sort(dim=3).values
+    metadata = bounds.to(dtype)
+    num_blocks = torch.tensor([n_max, max(1, n_max // 2)], dtype=torch.int32, device=device)
+    metadata[1, :, n_max // 2 + 1 :] = float("nan")
+    scores = torch.full((batch, heads, n_max), float("nan"), device=device)
+    score_blocks(query, metadata, num_blocks, scores, ScoreConfig(block_n=16, tiles=2))
+    truth = score_reference.score_blocks(query, metadata, num_blocks, torch.float64)
+    eager = score_reference.score_blocks(query, metadata, num_blocks)
+    finite = torch.isfinite(truth)
+    assert torch.equal(torch.isfinite(scores), finite)
+    error = (scores - truth)[finite].norm() / truth[finite].norm()
+    lost = (eager - truth)[finite].norm() / truth[finite].norm()
+    assert error <= 4 * lost + 1e-6
+
+
+def test_score_reference_equals_the_corner_maximum(device):
+    """The bound is the largest dot product over all corners of the box [min, max]."""
+    low, high = torch.tensor([-1.0, 0.5]), torch.tensor([2.0, 0.75])
+    query = torch.tensor([[[0.5, -3.0]]])
+    corners = [(0.5 * a - 3.0 * b) for a in (-1.0, 2.0) for b in (0.5, 0.75)]
+    got = score_reference.score_blocks(
+        query, torch.stack([low, high]).view(1, 1, 1, 2, 2), torch.tensor([1], dtype=torch.int32)
+    )
+    assert got.item() == pytest.approx(max(corners))
+
+
+@pytest.mark.parametrize(("n_max", "k"), [(37, 5), (64, 64), (130, 33), (3, 8)])
+def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(n_max, k, device, generator):
+    scores = torch.randint(-3, 4, (2, 2, n_max), device=device, generator=generator).float() / 2
+    scores[0, 0] = torch.randn(n_max, device=device, generator=generator)
+    scores[0, 1, ::2] = -0.0
+    num_blocks = torch.tensor([n_max, max(1, n_max - 7)], dtype=torch.int32, device=device)
+    ids = torch.full((2, 2, k), -77, dtype=torch.int32, device=device)
+    topk_blocks(scores, num_blocks, ids, topk_scratch(2, 2, k, device))
+    assert torch.equal(ids, topk_reference.topk_blocks(scores, num_blocks, k))
+
+
+def test_topk_without_any_block_is_empty(device):
+    ids = torch.full((1, 1, 4), -77, dtype=torch.int32, device=device)
+    none = torch.zeros(1, dtype=torch.int32, device=device)
+    topk_blocks(torch.zeros(1, 1, 8, device=device), none, ids, topk_scratch(1, 1, 4, device))
+    assert ids.flatten().tolist() == [-1] * 4
+
+
+def test_launchers_name_what_is_wrong(device):
+    with pytest.raises(InputError, match="head_dim: 24, need a power of two"):
+        pool_blocks(
+            torch.zeros(1, 2, 4, 24, device=device),
+            torch.ones(1, dtype=torch.int32, device=device),
+            torch.zeros(1, 2, 24, device=device),
+        )
+    with pytest.raises(InputError, match="num_blocks: dtype"):
+        topk_blocks(
+            torch.zeros(1, 1, 8, device=device),
+            torch.zeros(1, device=device),
+            torch.zeros(1, 1, 4, dtype=torch.int32, device=device),
+            topk_scratch(1, 1, 4, device),
+        )
