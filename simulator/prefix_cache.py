@@ -91,8 +91,6 @@ class PrefixCache:
         self._lru: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in tiers]
         self._reverse = touch_order == "reverse"
         self._root = _Node(None, _ABSENT)
-        self._held = self._root
-        """Last block of the prompt being touched: it keeps the prompt's path in the tree meanwhile."""
 
     def resident_blocks(self) -> tuple[int, ...]:
         """Blocks in each tier."""
@@ -114,7 +112,7 @@ class PrefixCache:
         return PrefixHit(num_blocks, tuple(tier_blocks))
 
     def touch(self, block_ids: Iterable[int]) -> PrefixMoves:
-        """Brings all blocks of a prompt into the first tier, one by one in the touch order."""
+        """Brings all blocks of a prompt into the first tier in the touch order, then passes on what no longer fits."""
         node, path = self._root, []
         for block_id in block_ids:
             child = node.children.get(block_id)
@@ -122,12 +120,9 @@ class PrefixCache:
                 child = node.children[block_id] = _Node(node, block_id)
             node = child
             path.append(node)
-        self._held = node
         if self._reverse:
             path.reverse()
         inserted = raised = 0
-        demoted = [0] * (len(self._lru) - 1)
-        evicted = 0
         first = self._lru[0]
         for node in path:
             if node.tier == 0:
@@ -140,10 +135,7 @@ class PrefixCache:
                 del self._lru[node.tier][node]
             node.tier = 0
             first[node] = None
-            evicted += self._settle(demoted)
-        held, self._held = self._held, self._root
-        self._prune(held)
-        return PrefixMoves(inserted, raised, tuple(demoted), evicted)
+        return self._settle(inserted, raised)
 
     def resize(self, tier: str, capacity_blocks: int | None) -> PrefixMoves:
         """Gives a tier another capacity; what no longer fits moves down or out, least recently used first."""
@@ -153,14 +145,12 @@ class PrefixCache:
         if capacity_blocks is None and index + 1 < len(self._names):
             raise InputError(f"prefix cache: tier {tier} is not the last and cannot be unlimited")
         self._capacity[index] = self._checked(tier, capacity_blocks)
-        demoted = [0] * (len(self._lru) - 1)
-        evicted = self._settle(demoted)
-        return PrefixMoves(0, 0, tuple(demoted), evicted)
+        return self._settle(0, 0)
 
-    def _settle(self, demoted: list[int]) -> int:
-        """Passes blocks down until every tier holds at most its capacity; returns the number dropped."""
-        evicted = 0
+    def _settle(self, inserted: int, raised: int) -> PrefixMoves:
+        """Passes blocks down until every tier holds at most its capacity."""
         last = len(self._lru) - 1
+        demoted, evicted = [0] * last, 0
         for index, lru in enumerate(self._lru):
             capacity = self._capacity[index]
             while capacity is not None and len(lru) > capacity:
@@ -172,14 +162,8 @@ class PrefixCache:
                 else:
                     node.tier = _ABSENT
                     evicted += 1
-                    self._prune(node)
-        return evicted
-
-    def _prune(self, node: _Node) -> None:
-        """Takes an absent block out of the tree, with predecessors that are absent too and lead nowhere else."""
-        while node.tier == _ABSENT and not node.children and node.parent is not None and node is not self._held:
-            del node.parent.children[node.block_id]
-            node = node.parent
+                    _prune(node)
+        return PrefixMoves(inserted, raised, tuple(demoted), evicted)
 
     @staticmethod
     def _checked(name: str, capacity_blocks: int | None) -> int | None:
@@ -191,3 +175,10 @@ class PrefixCache:
 def reused_tokens(hit_blocks: int, prompt_tokens: int, block_tokens: int) -> int:
     """Prompt tokens whose prefill a hit saves: all but the last, whose logits give the first output token."""
     return min(hit_blocks * block_tokens, prompt_tokens - 1)
+
+
+def _prune(node: _Node) -> None:
+    """Takes an absent block out of the tree, with predecessors that are absent too and lead nowhere else."""
+    while node.tier == _ABSENT and not node.children and node.parent is not None:
+        del node.parent.children[node.block_id]
+        node = node.parent

@@ -31,6 +31,9 @@ class PrefixReuse:
     evicted_blocks: int
     prompt_tokens: int
     reused_tokens: int
+    num_requests: int
+    num_reusing_requests: int
+    """Requests that hit more than their first block, which nearly all of a chat service share (the system prompt)."""
 
     @property
     def hit_share(self) -> float:
@@ -49,39 +52,47 @@ def replay_prefixes(workload: Workload, tiers: Sequence[Tier], touch_order: Touc
         raise InputError(f"{workload.name}: has no hash_ids, so nothing is known about shared prefixes")
     cache = PrefixCache(tiers, touch_order)
     tier_hits, demoted = [0] * len(tiers), [0] * (len(tiers) - 1)
-    inserted = evicted = tokens = 0
+    inserted = evicted = tokens = reusing = 0
     for index, prompt_tokens in enumerate(workload.prompt_tokens.tolist()):
         block_ids = workload.prefix_blocks(index).tolist()
         hit = cache.lookup(block_ids)
         moves = cache.touch(block_ids)
         tier_hits = [total + more for total, more in zip(tier_hits, hit.tier_blocks, strict=True)]
         demoted = [total + more for total, more in zip(demoted, moves.demoted_blocks, strict=True)]
+        reusing += hit.hit_blocks > 1
         inserted += moves.inserted_blocks
         evicted += moves.evicted_blocks
         tokens += reused_tokens(hit.hit_blocks, prompt_tokens, workload.hash_block_tokens)
     return PrefixReuse(
-        len(workload.hash_ids),
-        tuple(tier_hits),
-        inserted,
-        tuple(demoted),
-        evicted,
-        int(workload.prompt_tokens.sum()),
-        tokens,
+        num_blocks=len(workload.hash_ids),
+        tier_hit_blocks=tuple(tier_hits),
+        inserted_blocks=inserted,
+        demoted_blocks=tuple(demoted),
+        evicted_blocks=evicted,
+        prompt_tokens=int(workload.prompt_tokens.sum()),
+        reused_tokens=tokens,
+        num_requests=workload.num_requests,
+        num_reusing_requests=reusing,
     )
 
 
 def block_reuse(workload: Workload) -> float:
     """Share of prompt blocks that some earlier request had: what an unlimited cache hits."""
     reuse = replay_prefixes(workload, [Tier("unlimited", None)])
-    return 1 - reuse.inserted_blocks / reuse.num_blocks
+    return (reuse.num_blocks - reuse.inserted_blocks) / reuse.num_blocks
 
 
 def reuse_table(
     workload: Workload, capacities_blocks: Sequence[int], host_blocks: int = 0, touch_order: TouchOrder = "reverse"
 ) -> list[str]:
     """Lines of a Markdown table: hit and reused-token share for each GPU capacity, and with no limit."""
-    lines = ["| GPU blocks | host blocks | hit on GPU % | hit on host % | hit % | prompt tokens reused % |"]
-    lines.append("|---:|---:|---:|---:|---:|---:|")
+    lines = [
+        (
+            "| GPU blocks | host blocks | hit on GPU % | hit on host % | hit % | prompt tokens reused % "
+            "| requests with > 1 block hit % |"
+        ),
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     for capacity in (*capacities_blocks, None):
         tiers = [Tier("gpu", capacity)]
         if capacity is not None and host_blocks:
@@ -91,7 +102,7 @@ def reuse_table(
         lines.append(
             f"| {'unlimited' if capacity is None else f'{capacity:,}'} | {host_blocks if len(tiers) > 1 else 0:,} "
             f"| {gpu_percent:.1f} | {host_percent:.1f} | {100 * reuse.hit_share:.1f} "
-            f"| {100 * reuse.reused_token_share:.1f} |"
+            f"| {100 * reuse.reused_token_share:.1f} | {100 * reuse.num_reusing_requests / reuse.num_requests:.1f} |"
         )
     return lines
 
