@@ -105,22 +105,29 @@ def run_step(
                 if phase == WAIT:
                     wait_part = -1
                     if plan_waits and selects[layer]:
+                        # Idle for what is missing: the plan (and its way to the CPU), then the transfer.
+                        awaited = -1
+                        plan_exists = True
                         if on_demand and num_first <= g:
-                            wait_part = T_EXPOSED
-                            if now < planned_at_s[0, t % ring, layer] + hop_s:
-                                wait_part = T_PLAN
-                        elif urgent and g >= num_layers and num_first <= g - num_layers:
-                            wait_part = T_EXPOSED
-                            if num_planned <= g - num_layers or (
-                                now < planned_at_s[1, (t - 1) % ring, layer] + hop_s
-                            ):
-                                wait_part = T_PLAN
+                            awaited = t
+                            source = 0
+                        elif urgent and t >= 1 and num_first <= g - num_layers:
+                            awaited = t - 1
+                            source = 1
+                            plan_exists = num_planned > g - num_layers
                         elif lookahead_k > 0 and t >= lookahead_k and num_prefetched <= g - lookahead_k * num_layers:
+                            awaited = t - lookahead_k
+                            source = 1
+                            plan_exists = num_planned > g - lookahead_k * num_layers
+                        if awaited >= 0:
                             wait_part = T_EXPOSED
-                            if num_planned <= g - lookahead_k * num_layers or (
-                                now < planned_at_s[1, (t - lookahead_k) % ring, layer] + hop_s
-                            ):
+                            if not plan_exists:
                                 wait_part = T_PLAN
+                            else:
+                                ready = planned_at_s[source, awaited % ring, layer] + hop_s
+                                if now < ready:
+                                    wait_part = T_PLAN
+                                    wake = min(wake, ready)
                     if wait_part >= 0:
                         break
                 elif phase == QKV:
@@ -165,6 +172,7 @@ def run_step(
                     planned_at_s[1, (done // num_layers) % ring, done % num_layers] = now
                     num_planned = done + 1
                     side = -1.0
+                    moved = moved or wait_part >= 0  # attention may be waiting for it
             # First queue: on demand (plan on C) or urgent (plan on B).
             while True:
                 if first < 0.0:
@@ -187,7 +195,7 @@ def run_step(
                     first = first_s[ht, hl]
                 if first > 0.0:
                     break
-                moved = wait_part >= 0  # attention may be waiting for it
+                moved = moved or wait_part >= 0  # attention may be waiting for it
                 num_first += 1
                 first = -1.0
             # Prefetches.
@@ -209,7 +217,7 @@ def run_step(
                     prefetch = prefetch_s[ht, hl]
                 if prefetch > 0.0:
                     break
-                moved = wait_part >= 0  # attention may be waiting for it
+                moved = moved or wait_part >= 0  # attention may be waiting for it
                 num_prefetched += 1
                 prefetch = -1.0
             # Write-backs.
