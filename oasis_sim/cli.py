@@ -114,6 +114,61 @@ def sweep(
 
 
 @app.command()
+def record(
+    prompts: Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")],
+    model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the trace.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", metavar="TOKENS", help="KV length at the first step; cuts the prompt.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Decode steps recorded.")] = None,
+    block_sizes: Annotated[
+        str | None, typer.Option("--block-sizes", metavar="P,P", help="Recorded for all layers, with mass.")
+    ] = None,
+    extra_block_sizes: Annotated[
+        str | None, typer.Option("--extra-block-sizes", metavar="P,P", help="Recorded for the extra layers only.")
+    ] = None,
+    extra_layers: Annotated[str | None, typer.Option("--extra-layers", metavar="L,L")] = None,
+    max_budget: Annotated[
+        int | None, typer.Option("--max-budget", metavar="TOKENS", help="Largest budget the trace can replay.")
+    ] = None,
+    draft_distances: Annotated[
+        int | None, typer.Option("--draft-distances", metavar="N", help="Draft rows for distances 1 to N.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="0: greedy.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
+    stop_at_eos: Annotated[bool | None, typer.Option("--stop-at-eos/--decode-on")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    set_: Annotated[
+        Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.record.RecordOptions.")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Record the attention trace of a Hugging Face causal LM that decodes prompts (needs torch and transformers)."""
+    from oasis_sim.verbs.record import record as verb
+
+    options = {
+        "model": model,
+        "name": name,
+        "context_tokens": context,
+        "steps": steps,
+        "block_sizes_tokens": block_sizes,
+        "extra_block_sizes_tokens": extra_block_sizes,
+        "extra_layers": extra_layers,
+        "max_budget_tokens": max_budget,
+        "draft_distances": draft_distances,
+        "temperature": temperature,
+        "seed": seed,
+        "stop_at_eos": stop_at_eos,
+        "device": device,
+        "dtype": dtype,
+    }
+    return verb(prompts, out, options, set_ or [], quiet)
+
+
+@app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
 ) -> int:
@@ -172,13 +227,17 @@ def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `oasis-sim`: every way to end becomes an exit code and at most one line on stderr."""
+    from oasis_sim.shadowing import require_own_packages
+
+    try:
+        require_own_packages()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(_guard(lambda: _call(arguments)))
 
 
 def _call(arguments: Sequence[str] | None) -> int:
-    from oasis_sim.shadowing import require_own_packages
-
-    require_own_packages()
     code = app(args=None if arguments is None else list(arguments), prog_name="oasis-sim", standalone_mode=False)
     return code if isinstance(code, int) else 0
 

@@ -87,13 +87,10 @@ def report_error(error: Exception) -> int:
     if format_message is not None:  # the CLI library's own: unknown flag, missing argument
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context is not None else ""
-        _error_line(f"{format_message()}{hint}")
+        _error_line(f"{format_message().rstrip('.')}{hint}")
         return EXIT_INPUT
     if isinstance(error, BrokenPipeError):
         return 1
-    if isinstance(error, ImportError) and "shadows" in str(error):
-        _error_line(str(error))
-        return EXIT_INPUT
     with tempfile.NamedTemporaryFile("w", prefix="oasis-sim-", suffix=".traceback.txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     _error_line(f"internal: {type(error).__name__}: {error} (traceback in {file.name})")

@@ -37,47 +37,49 @@ class Request:
 
 def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
     """Request of `run`. Raises InputError when a key has more than one value."""
-    settings = _merge(file, flags, assignments)
+    settings = _read(file) | command_line_settings(flags, assignments)
     for key, values in settings.items():
         if len(values) > 1:
             raise InputError(f"run takes one value for {key}, got {', '.join(map(str, values))}; use sweep for a list")
-    return _request(settings)
+    return make_request(settings)
 
 
 def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
     """Request of `sweep`; without a file, flags override the embedded default sweep."""
-    return _request(_merge(file or str(DEFAULT_SWEEP), flags, assignments))
+    return make_request(_read(file or str(DEFAULT_SWEEP)) | command_line_settings(flags, assignments))
 
 
-def _merge(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Settings:
-    settings: Settings = {}
-    if file is not None:
-        tree = load_yaml(file)
-        if tree is not None and not isinstance(tree, Mapping):
-            raise InputError(f"{file}: expected a mapping of experiment keys, found {type(tree).__name__}")
-        settings = flatten(tree or {}, file)
-    settings.update(command_line_settings(flags, assignments))
+def make_request(settings: Settings) -> Request:
+    """Points of all combinations. Raises InputError for a key or value that the schema refuses."""
     for key, values in settings.items():
         repeated = {str(value) for value in values if values.count(value) > 1}
         if repeated:
             raise InputError(f"{key}: value given twice: {', '.join(sorted(repeated))}")
         if len(values) > 1 and (key == "name" or key.startswith("objective.")):
             raise InputError(f"{key} cannot be swept: it takes one value")
-    return {key: settings[key] for key in sorted(settings, key=_schema_order)}
-
-
-def _schema_order(key: str) -> tuple[int, str]:
-    section = key.partition(".")[0]
-    return (_SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key)
-
-
-def _request(settings: Settings) -> Request:
-    fixed = {key: values[0] for key, values in settings.items() if len(values) == 1}
-    swept = {key: values for key, values in settings.items() if len(values) > 1}
+    ordered = {key: settings[key] for key in sorted(settings, key=_schema_order)}
+    fixed = {key: values[0] for key, values in ordered.items() if len(values) == 1}
+    swept = {key: values for key, values in ordered.items() if len(values) > 1}
     points = tuple(expand(fixed, swept))
     require_objective(points[0].objective.maximize)
+    if points[0].name is not None and Path(points[0].name).name != points[0].name:
+        raise InputError(f"name: {points[0].name!r} names a folder in runs/ and cannot hold a path")
     config = points[0].model_dump(mode="json")
     for key, values in swept.items():
         section, _, name = key.rpartition(".")
         (config[section] if section else config)[name] = values
     return Request(points, config)
+
+
+def _read(file: str | None) -> Settings:
+    if file is None:
+        return {}
+    tree = load_yaml(file)
+    if tree is not None and not isinstance(tree, Mapping):
+        raise InputError(f"{file}: expected a mapping of experiment keys, found {type(tree).__name__}")
+    return flatten(tree or {}, file)
+
+
+def _schema_order(key: str) -> tuple[int, str]:
+    section = key.partition(".")[0]
+    return (_SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key)

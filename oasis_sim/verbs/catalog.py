@@ -79,7 +79,10 @@ def _figures(profile: Any) -> list[Any]:
 def _systems() -> list[Row]:
     from simulator.systems import SYSTEMS
 
-    return [{"name": name, "description": system.description} for name, system in SYSTEMS.items()]
+    return [
+        {"name": name, "description": system.description, "citation": system.citation}
+        for name, system in SYSTEMS.items()
+    ]
 
 
 def _traces() -> list[Row]:

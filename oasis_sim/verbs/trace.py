@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from oasis_sim.output import gigabytes, print_json
 from traces.catalog import resolve
@@ -28,12 +27,15 @@ def check(name_or_path: str, as_json: bool) -> int:
     """Read everything and compare the content hash. Raises TraceError naming file, array and index."""
     from traces.check import check_trace
 
-    location = resolve(name_or_path)
-    result: Any = check_trace(location)
+    summary = check_trace(resolve(name_or_path))
     if as_json:
-        print_json(result)
-    else:
-        print(result)
+        print_json({"ok": True, **summary})
+        return 0
+    requests = ", ".join(
+        f"{name} ({group['context_tokens']:,} tokens, {group['num_positions']} steps)"
+        for name, group in summary["groups"].items()
+    )
+    print(f"ok: {summary['file']}: {requests}; content hash {summary['content_hash']}")
     return 0
 
 

@@ -1,0 +1,100 @@
+"""`oasis-sim record`: an attention trace of a real model decoding real prompts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oasis_sim.settings import parse_value
+from traces.errors import EnvironmentMissing, InputError
+
+LISTS = ("block_sizes_tokens", "extra_block_sizes_tokens", "extra_layers")
+"""Options that hold several numbers, given with commas."""
+
+
+def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequence[str], quiet: bool) -> int:
+    """Record into the folder `out`. Raises EnvironmentMissing without torch, InputError for a bad option."""
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"--out {out}: exists already; a recording needs a new folder")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: the folder {target.absolute().parent} does not exist")
+    try:
+        from realhw import record as recorder
+        from realhw.prompts import load_prompts
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise EnvironmentMissing(f"record needs {missing}: pip install 'oasis-sim[gpu]'") from error
+    from simulator.specs.validation import validated
+
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in _assigned(assignments).items():
+        if name in given:
+            raise InputError(f"--set {name}: is given by its own flag, too")
+        given[name] = value
+    for name in LISTS:
+        if name in given:
+            given[name] = _numbers(name, given[name])
+    for name in ("prompts", "command"):
+        if name in given:
+            raise InputError(f"--set {name}: is filled by the command line itself")
+    command = shlex.join(["oasis-sim", *sys.argv[1:]])
+    checked = validated(recorder.RecordOptions, {**given, "prompts": load_prompts(prompts), "command": command})
+    with _Progress(quiet) as progress:
+        folder = recorder.record(checked, target, progress=progress)
+    print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
+    return 0
+
+
+def _assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise InputError(f"--set {assignment}: expected KEY=VALUE, e.g. --set temperature=0.6")
+        if name in values:
+            raise InputError(f"--set {name} is given twice")
+        values[name] = text if name in LISTS else parse_value(text)
+    return values
+
+
+def _numbers(name: str, text: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in str(text).split(","))
+    except ValueError:
+        raise InputError(f"{name}: expected whole numbers with commas between them, got {text!r}") from None
+
+
+class _Progress:
+    """What the recorder is doing, on stderr: a bar on a terminal, else one line per phase."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._quiet = quiet
+        self._bar = Progress(
+            console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), transient=True
+        )  # default columns: description, bar, percentage, time left
+        self._tasks: dict[str, Any] = {}
+        self._last: tuple[str, int] | None = None
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != (self._last or ("", 0))[0]:
+            for task in self._tasks.values():
+                self._bar.update(task, visible=False)
+            self._tasks[what] = self._bar.add_task(what, total=total)
+            if not self._quiet and not sys.stderr.isatty():
+                print(f"{what} ({total} steps)" if what == "decode" else what, file=sys.stderr)
+        self._last = (what, done)
+        self._bar.update(self._tasks[what], completed=done)
