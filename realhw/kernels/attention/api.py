@@ -71,8 +71,8 @@ def decode_attention(
     """out = softmax(q K^T / sqrt(d)) V over the blocks of each KV head's table.
 
     query [B, R, Hq, d] (R rows per request, heads contiguous, rows at one stride); pool [num_blocks, 2, P, d]
-    ([K | V], query's dtype); table int32 [B, H, T] of pool block indices in any order; counts int32 [B, H], entries in use;
-    last_tokens int32 [B], valid tokens of the last used entry, the others being full; out [B, R, Hq, d].
+    ([K | V], query's dtype); table int32 [B, H, T] of pool block indices in any order; counts int32 [B, H];
+    last_tokens int32 [B], valid tokens of the last counted entry, the others being full; out [B, R, Hq, d].
     Softmax in float32. Raises `InputError`.
     """
     batch, rows, q_heads, head_dim = query.shape

@@ -106,9 +106,9 @@ def plan_step(
 
     slots from `make_slots`; rankings int32 [rows, layers, H, M], rank order, −1 padded: request b's ranking for due
     step u is row rows[b] + u, negative rows issuing no plan; rows int32 [B]; allowed int32 [>= num_steps], new blocks
-    per head; kv_start int32 [B], KV length at step 0; table int32 [B, H, >= S + 1] and counts int32 [B, H] as `decode_attention`
-    takes them, the pool holding S slots and the open block per head. No plan is due at num_steps or later.
-    Raises `InputError`.
+    per head; kv_start int32 [B], KV length at step 0; table int32 [B, H, >= S + 1] and counts int32 [B, H] as
+    `decode_attention` takes them, the pool holding S slots and the open block per head. No plan is due at num_steps
+    or later. Raises `InputError`.
     """
     batch, heads, _, num_slots = slots.shape
     for name, tensor in (

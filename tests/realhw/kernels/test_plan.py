@@ -128,7 +128,8 @@ def test_negative_rows_issue_no_plan(device):
 
     rankings = torch.full((1, 1, 1, 4), 9, dtype=torch.int32, device=device)
     plan_step(
-        shape, slots, rankings, vector(-5), vector(4, 4), vector(0), vector(50), table, counts[:, :, 0], moves, plan_scratch(1, 1, shape, device),
+        shape, slots, rankings, vector(-5), vector(4, 4), vector(0), vector(50), table, counts[:, :, 0],
+        moves, plan_scratch(1, 1, shape, device),
         offset=0, layer=0, lookahead_k=1, num_steps=8,
     )  # fmt: skip
     assert int(moves.fetch_count) == 0

@@ -1,0 +1,117 @@
+"""Timing inside captured CUDA graphs: many launches over rotating buffers, between events that the graph records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from realhw.device import new_event, new_stream, require_gpu
+
+Launch = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median and interquartile range over the replays of a graph, seconds per launch."""
+
+    median_s: float
+    spread_s: float
+    repetitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Launches of one stream of a graph: `calls` of them, taken in turn from `launches` (one per buffer set)."""
+
+    launches: Sequence[Launch]
+    calls: int
+    priority: int = 0
+    """CUDA stream priority; negative runs first."""
+
+    def run(self) -> None:
+        for launch in itertools.islice(itertools.cycle(self.launches), self.calls):
+            launch()
+
+
+@dataclass(frozen=True, slots=True)
+class PairTiming:
+    """Seconds of each branch of a two-branch graph, start to end, and alone; medians over the replays."""
+
+    first_s: float
+    second_s: float
+    first_alone_s: float
+    second_alone_s: float
+    first_spread_s: float
+    second_spread_s: float
+    repetitions: int
+
+    def rates(self) -> tuple[float, float]:
+        """Rate of each while both ran, 1 = alone: after one has ended, the other's rest runs alone."""
+        first, second = self.first_s, self.second_s
+        if first <= second:
+            done = self.second_alone_s - (second - first)
+            return self.first_alone_s / first, done / first
+        done = self.first_alone_s - (first - second)
+        return done / second, self.second_alone_s / second
+
+
+def summarise(seconds: Sequence[float] | np.ndarray, calls: int = 1) -> Timing:
+    """Timing of samples that each hold `calls` launches."""
+    values = np.asarray(seconds, dtype=np.float64) / calls
+    low, mid, high = np.percentile(values, [25, 50, 75])
+    return Timing(float(mid), float(high - low), len(values))
+
+
+def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
+    """Capture the branches side by side in one graph and replay it: seconds [repetitions, branches] of each branch.
+
+    Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
+    """
+    require_gpu()
+    for branch in branches:
+        for launch in branch.launches:
+            launch()
+    torch.cuda.synchronize()
+    main = new_stream()
+    streams = [main] + [new_stream(branch.priority) for branch in branches[1:]]
+    marks = [[new_event(timing=True, external=True) for _ in range(2)] for _ in branches]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=main):
+        fork = new_event()
+        fork.record(main)
+        for branch, stream, (start, end) in zip(branches, streams, marks, strict=True):
+            with torch.cuda.stream(stream):
+                stream.wait_event(fork)
+                start.record(stream)
+                branch.run()
+                end.record(stream)
+        for stream in streams[1:]:
+            done = new_event()
+            done.record(stream)
+            main.wait_event(done)
+    samples = np.empty((repetitions + 1, len(branches)))
+    for i in range(repetitions + 1):
+        graph.replay()
+        torch.cuda.synchronize()
+        samples[i] = [start.elapsed_time(end) * 1e-3 for start, end in marks]
+    del graph
+    return samples[1:]
+
+
+def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15) -> Timing:
+    """Seconds per launch of `calls` back-to-back launches in a graph, rotating over `launches`."""
+    return summarise(run_branches([Branch(launches, calls)], repetitions)[:, 0], calls)
+
+
+def time_pair(first: Branch, second: Branch, repetitions: int = 9) -> PairTiming:
+    """Each branch alone, then both in one graph."""
+    alone = [float(np.median(run_branches([branch], repetitions)[:, 0])) for branch in (first, second)]
+    both = run_branches([first, second], repetitions)
+    low, mid, high = np.percentile(both, [25, 50, 75], axis=0)
+    return PairTiming(
+        float(mid[0]), float(mid[1]), alone[0], alone[1], float((high - low)[0]), float((high - low)[1]), repetitions
+    )
