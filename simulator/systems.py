@@ -84,6 +84,8 @@ _SELECTS = (
     "policy.block_size_tokens",
     "policy.metadata_vectors_per_block",
     "policy.metadata_bytes_per_element",
+    "mapping.rule",
+    "mapping.layers",
 )
 """Matter only where blocks are selected."""
 

@@ -55,7 +55,7 @@ def suggest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
     if not near:
         tail = name.casefold().rsplit(".", 1)[-1]
-        near = [folded for folded in by_folded if tail and tail in folded][:3]
+        near = [folded for folded in by_folded if len(tail) > 2 and tail in folded][:3]
     if near:
         return f"did you mean {', '.join(by_folded[folded] for folded in near)}?"
     return f"one of {', '.join(by_folded.values())}"

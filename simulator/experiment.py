@@ -1,0 +1,240 @@
+"""From what a user named to what is simulated: names looked up, defaults made numbers, impossible points refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.catalog import load_hardware, load_model
+from simulator.mapping import Mapping as TraceMapping
+from simulator.mapping import resolve_mapping
+from simulator.predictors import SELECTOR_RANKING, is_draft
+from simulator.replay_settings import resolve_settings
+from simulator.specs.base import Spec
+from simulator.specs.experiment import ExperimentSpec, MappingSpec
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+from simulator.specs.validation import submodel, suggest, validated
+from simulator.systems import compose_policy, ignored_parameters, resolve_policy
+from simulator.topology import HostTopology
+from traces.catalog import resolve as resolve_trace
+from traces.errors import InputError
+from traces.reader import Trace, TraceGroup, open_trace
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedExperiment:
+    """One point, ready to run. In `spec` names are as the catalog spells them, context and trace group filled in."""
+
+    spec: ExperimentSpec
+    model: ModelSpec
+    hardware: HardwareSpec
+    policy: PolicySpec
+    """Budget and slack are numbers (null only where they do not exist)."""
+    trace: Trace
+    group: TraceGroup
+    mapping: TraceMapping
+    ignored: frozenset[str]
+    """Dotted parameters that this point's policy does not look at."""
+
+    @property
+    def context_tokens(self) -> int:
+        """KV length at the first decode step."""
+        return int(self.group.kv_len[0])
+
+
+def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
+    """Look up, fill in and check one point.
+
+    Raises InputError: an unknown name, a context that no request of the trace has or the model cannot hold, a budget,
+    block size or draft distance that the trace does not serve, a placement that the host does not have, and choices
+    that do not go together. Raises TraceError for a trace that cannot be trusted.
+    """
+    model, hardware = load_model(experiment.model), load_hardware(experiment.hardware)
+    compose_policy(experiment.system, experiment.policy)
+    trace = _open(resolve_trace(experiment.trace))
+    group = _choose_group(trace, experiment)
+    context_tokens = int(group.kv_len[0])
+    longest = context_tokens + experiment.workload.output_tokens - 1
+    if longest > model.max_position:
+        raise InputError(
+            f"workload: {context_tokens} context and {experiment.workload.output_tokens} output tokens need "
+            f"{longest} positions, {model.name} has {model.max_position}"
+        )
+    policy = resolve_policy(experiment.system, experiment.policy, context_tokens)
+    ignored = ignored_parameters(policy)
+    if policy.selector == "all":
+        mapping = _dense_mapping(model, group, policy)
+    else:
+        mapping = resolve_mapping(model, group, policy.block_size_tokens, experiment.mapping)
+        _require_rankings(group, policy)
+    resolve_settings(group, policy)
+    numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
+    HostTopology(hardware, experiment.placement.num_gpus, numa)
+    workload = experiment.workload.model_copy(update={"context_tokens": context_tokens})
+    spec = experiment.model_copy(
+        update={
+            "system": experiment.system.casefold(),
+            "model": _catalog_spelling(experiment.model, model.name),
+            "hardware": _catalog_spelling(experiment.hardware, hardware.name),
+            "workload": workload,
+            "trace_group": group.name,
+        }
+    )
+    return ResolvedExperiment(spec, model, hardware, policy, trace, group, mapping, ignored)
+
+
+def expand(base: ExperimentSpec | Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[ExperimentSpec]:
+    """Experiments of a grid of dotted keys (`policy.fetch_cap`), first key outermost.
+
+    `base`: an experiment, or its keys, nested or dotted. Each point keeps only the keys that its system looks at; of
+    points that are then equal the first stays. Raises InputError: unknown key (with the nearest valid ones), bad
+    value, or choices that do not go together.
+    """
+    fixed = base.model_dump(exclude_unset=True) if isinstance(base, ExperimentSpec) else dict(base)
+    fixed = dict(_leaves(fixed))
+    for key in (*fixed, *grid):
+        _require_key(key)
+    for key in grid:
+        if not grid[key]:
+            raise InputError(f"{key}: no value given")
+    distinct: dict[str, ExperimentSpec] = {}
+    for values in itertools.product(*grid.values()):
+        settings = {**fixed, **dict(zip(grid, values, strict=True))}
+        point, policy = _without_ignored(settings)
+        distinct.setdefault(_identity(point, policy), point)
+    return list(distinct.values())
+
+
+@lru_cache(maxsize=1)
+def experiment_keys() -> tuple[str, ...]:
+    """Every dotted key of an experiment, policy keys included, in the schema's order."""
+    return tuple(
+        key
+        for name, field in ExperimentSpec.model_fields.items()
+        for key in (
+            [f"policy.{choice}" for choice in PolicySpec.model_fields]
+            if name == "policy"
+            else _spec_keys(name, submodel(field.annotation))
+        )
+    )
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`policy.fetch_cap=0.05` as its key and a value typed as YAML types it. Raises InputError for any other form."""
+    from simulator.yaml_io import parse_yaml
+
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"{text!r}: expected KEY=VALUE, e.g. policy.fetch_cap=0.05")
+    _require_key(key)
+    return key, parse_yaml(value.strip(), key)
+
+
+def _spec_keys(name: str, inner: type[Spec] | None) -> list[str]:
+    return [name] if inner is None else [f"{name}.{key}" for key in inner.model_fields]
+
+
+def _require_key(key: str) -> None:
+    if key not in experiment_keys():
+        raise InputError(f"unknown key {key!r}: {suggest(key, experiment_keys())}")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _build(settings: Mapping[str, Any]) -> ExperimentSpec:
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    return validated(ExperimentSpec, tree)
+
+
+def _without_ignored(settings: Mapping[str, Any]) -> tuple[ExperimentSpec, PolicySpec]:
+    point = _build(settings)
+    if "system" in settings:
+        settings = {**settings, "system": point.system.casefold()}
+    policy = compose_policy(point.system, point.policy)
+    ignored = ignored_parameters(policy)
+    return _build({key: value for key, value in settings.items() if key not in ignored}), policy
+
+
+def _identity(point: ExperimentSpec, policy: PolicySpec) -> str:
+    """Equal for points that must have equal results: the composed policy stands for the overrides."""
+    data = point.model_dump(mode="json", exclude={"name", "objective", "policy"})
+    return json.dumps([data, policy.model_dump(mode="json")], sort_keys=True)
+
+
+def _catalog_spelling(given: str, name: str) -> str:
+    """A catalog name in its own spelling; paths and ids stay as given."""
+    return name if given.casefold() == name.casefold() else given
+
+
+def _open(location: str) -> Trace:
+    """A trace, opened once per process while its file stays the same."""
+    path = Path(location)
+    stamp = path.stat().st_mtime_ns if "://" not in location and path.exists() else 0
+    return _open_cached(location, stamp)
+
+
+@lru_cache(maxsize=8)
+def _open_cached(location: str, stamp: int) -> Trace:
+    return open_trace(location)
+
+
+def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
+    wanted = experiment.workload.context_tokens
+    if experiment.trace_group is not None:
+        candidates = [trace.group(experiment.trace_group)]
+    else:
+        candidates = [trace.group(name) for name in trace.group_names]
+    if not candidates:
+        raise InputError(f"trace {experiment.trace!r} has no requests")
+    for group in candidates:
+        if wanted is None or wanted == int(group.kv_len[0]):
+            return group
+    has = ", ".join(f"{int(group.kv_len[0])} ({group.name})" for group in candidates)
+    raise InputError(
+        f"workload.context_tokens {wanted}: trace {experiment.trace!r} has no request of that context; it has {has}"
+    )
+
+
+def _dense_mapping(model: ModelSpec, group: TraceGroup, policy: PolicySpec) -> TraceMapping:
+    """Dense attention reads everything, whatever the trace says: any layer and head may stand for the model's."""
+    try:
+        return resolve_mapping(model, group, policy.block_size_tokens, MappingSpec())
+    except InputError:
+        layers = np.zeros(model.num_full_attention_layers, dtype=np.int32)
+        heads = np.zeros(model.num_kv_heads, dtype=np.int32)
+        return TraceMapping("none", layers, heads, "dense attention: what the trace attends to is not used")
+
+
+def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
+    """Raises InputError where the trace lacks the selector's or the drafts' ranking at this block size."""
+    size, k = policy.block_size_tokens, policy.lookahead_k
+    recorded = group.rankings(size)
+    where = f"trace group {group.name!r}, {size} tokens a block"
+    if SELECTOR_RANKING[policy.selector] not in recorded:
+        raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")
+    if policy.predictor != "draft":
+        return
+    wanted = {"single": (k,), "union": range(1, k + 1), "refine": (1, k)}[policy.lookahead_mode]
+    if any(f"draft{distance}" not in recorded for distance in wanted):
+        distances = sorted(int(name.removeprefix("draft")) for name in recorded if is_draft(name))
+        known = f"draft distances {', '.join(map(str, distances))}" if distances else "no drafts"
+        raise InputError(f"policy.lookahead_k {k}: {where}: records {known}")
