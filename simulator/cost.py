@@ -158,7 +158,7 @@ def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_
 
 
 def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> float:
-    """One request's prompt, compute-bound: 2 x active parameters x tokens plus causal attention's 2 H_q d L S^2 flops."""
+    """One request's prompt, compute-bound: 2 x active parameters x tokens, plus causal attention: 2 H_q d L S^2."""
     active = model.num_layers * (model.qkv_params + model.o_params) + model.num_dense_ffn_layers * model.ffn_params
     if model.moe is not None:
         experts = model.moe.experts_per_token + model.moe.shared_experts

@@ -1,4 +1,4 @@
-"""First proof of the step model: a decode step measured on an H200, whose totals no figure of the profile was fitted to.
+"""First proof of the step model: decode steps measured on an H200, to whose totals no figure was fitted.
 
 Measured: Qwen3-8B geometry, 36 layers, random weights, K = 128 blocks of 16, two rows per request (one draft row,
 no draft head, no sampling), several steps in one graph, H200 SXM, torch 2.11, Triton 3.6, naive Triton kernels and
@@ -19,9 +19,9 @@ from simulator.links import fetch_cost
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.policy import PolicySpec
 from simulator.step_layout import StepRules, StepWork
+from simulator.step_work import RunWork
 from simulator.timeline import play
 from simulator.topology import HostTopology
-from simulator.step_work import RunWork
 
 Stack = Literal["compute", "compute + selection", "copy engine", "gather"]
 NUM_STEPS = 24
@@ -98,7 +98,9 @@ def compare(hardware: HardwareSpec) -> list[tuple[Measured, float, float]]:
 
 
 def main() -> None:
-    print(f"{'batch':>5} {'context':>7} {'what runs':<20} {'fetch':>5} {'measured us':>11} {'model us':>9} {'error':>7}")
+    print(
+        f"{'batch':>5} {'context':>7} {'what runs':<20} {'fetch':>5} {'measured us':>11} {'model us':>9} {'error':>7}"
+    )
     for row, us, error in compare(catalog.load_hardware("h200-sxm")):
         print(
             f"{row.batch_size:>5} {row.context_tokens:>7} {row.stack:<20} {row.fetched_blocks:>5} "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from simulator.step_layout import (
     ALLREDUCE,
@@ -15,7 +16,6 @@ from simulator.step_layout import (
     B_PART,
     D_BUSY,
     END,
-    FFN,
     H_BUSY,
     HOP,
     N_ATTENTION,
@@ -26,7 +26,6 @@ from simulator.step_layout import (
     N_SELECTED,
     N_WRITTEN,
     NOW,
-    OTHER,
     PHASE_KIND,
     PHASE_PART,
     PLAN,
@@ -39,39 +38,38 @@ from simulator.step_layout import (
     SCORE,
     SIDE_PLAN,
     SIDE_SCORE,
-    SIDE_TOPK,
     T_EXPOSED,
     T_PLAN,
-    TOPK,
     WAIT,
 )
 
+Float = NDArray[np.float64]
 INF = np.inf
 _KIND_SCORE, _KIND_TOPK = 3, 4
 
 
 @njit(cache=True)
 def run_step(
-    t,
-    lookahead_k,
-    on_demand,
-    urgent,
-    plan_waits,
-    link_share,
-    durations_s,
-    attention_s,
-    scatter_s,
-    selects,
-    first_s,
-    prefetch_s,
-    write_s,
-    waits_for_slots,
-    counts,
-    clock,
-    planned_at_s,
-    rates,
-    parts_s,
-):
+    t: int,
+    lookahead_k: int,
+    on_demand: bool,
+    urgent: bool,
+    plan_waits: bool,
+    link_share: float,
+    durations_s: Float,
+    attention_s: Float,
+    scatter_s: Float,
+    selects: NDArray[np.bool_],
+    first_s: Float,
+    prefetch_s: Float,
+    write_s: Float,
+    waits_for_slots: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    clock: Float,
+    planned_at_s: Float,
+    rates: Float,
+    parts_s: Float,
+) -> float:
     """Advance one step and return its seconds.
 
     `link_share` in (0, 1] scales H. Adds each instant to `parts_s` [13]. Mutates `counts`, `clock`, `planned_at_s`.
@@ -147,9 +145,7 @@ def run_step(
                     compute = attention_s[t, layer]
                 elif phase == SCATTER:
                     compute = scatter_s[t, layer]
-                elif SCORE <= phase <= PLAN and not selects[layer]:
-                    compute = 0.0
-                elif phase == WAIT or phase == END:
+                elif (SCORE <= phase <= PLAN and not selects[layer]) or phase in (WAIT, END):
                     compute = 0.0
                 else:
                     compute = dur[phase]

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from simulator.engine_rates import Kind
 
 # Phases of the compute stream, in order; SOFTWARE … SAMPLING once, QKV … ALLREDUCE per layer, the rest once.
-SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER, END = range(15)
+SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER, END = (
+    range(15)
+)
 # Durations beyond the compute stream's phases in the same array.
 SIDE_SCORE, SIDE_TOPK, SIDE_PLAN, HOP = 15, 16, 17, 18
 NUM_DURATIONS = 19

@@ -140,9 +140,7 @@ class StepReference:
 
     def _record(self, engine: int, kind: str, step: int, layer: int, start_s: float) -> None:
         if self.env.now > start_s:
-            self.records.append(
-                EngineRecord(self.gpu, ENGINE_NAMES[engine], kind, step, layer, start_s, self.env.now)
-            )
+            self.records.append(EngineRecord(self.gpu, ENGINE_NAMES[engine], kind, step, layer, start_s, self.env.now))
 
     # Compute stream.
     def _compute(self) -> Process:

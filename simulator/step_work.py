@@ -78,15 +78,17 @@ def build_run_work(
     placement: PlacementSpec,
     engine: EngineSpec,
     context_tokens: int,
-    demand: Demand,
+    demand: Demand | None,
     offsets: NDArray[np.int64],
 ) -> RunWork:
-    """Work of `workload.output_tokens` steps. `offsets` [batch_size]: each request's first demand row."""
+    """Work of `workload.output_tokens` steps. `offsets` [batch_size]: each request's first demand row.
+
+    `demand` is None for dense attention, which moves nothing.
+    """
     num_steps, batch_size = workload.output_tokens, workload.batch_size
     rules = rules_of(model, policy)
     layers = np.array(model.full_attention_layers)
     selects = np.zeros(model.num_layers, dtype=np.bool_)
-    moves = policy.residency != "everything"
     if policy.selector != "all":
         selects[layers] = True
 
@@ -95,9 +97,6 @@ def build_run_work(
         spread[:, layers] = values
         return spread
 
-    def batch_rows(rows: NDArray[np.int32]) -> Float:
-        return sum_over_requests(rows[demand.steady_start : demand.steady_stop], offsets, num_steps)
-
     zeros = np.zeros((num_steps, model.num_layers))
     first_s, prefetch_s, write_s, scatter_s = zeros, zeros, zeros, zeros
     waits_for_slots = np.zeros((num_steps, model.num_layers), dtype=np.bool_)
@@ -105,7 +104,12 @@ def build_run_work(
     element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     block_bytes = model.block_bytes(policy.block_size_tokens, element)
     link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
-    if moves:
+    if demand is not None and policy.residency != "everything":
+        steady = slice(demand.steady_start, demand.steady_stop)
+
+        def batch_rows(rows: NDArray[np.int32]) -> Float:
+            return sum_over_requests(rows[steady], offsets, num_steps)
+
         fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
         runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
         if rules.lookahead_k == 0:
@@ -149,7 +153,7 @@ def _write_back(
     model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, context_tokens: int,
     offsets: NDArray[np.int64], num_steps: int,
 ) -> tuple[Float, Float]:  # fmt: skip
-    """(seconds [T, full-attention layers], bytes [T]) of copying new KV to the host: whole blocks as they fill, or every token."""
+    """(seconds [T, full-attention layers], bytes [T]) of copying new KV to the host, as blocks fill or every token."""
     size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     link = write_back_cost(hardware, policy.transport, placement.host_numa)
     if policy.write_back == "token":
@@ -194,7 +198,9 @@ def _durations(
         selection = (
             cost.score_s(hardware, model, policy, batch_size, int(n)),
             cost.topk_s(hardware, model, policy, batch_size, int(n)),
-            cost.plan_s(hardware, model, batch_size, slots_per_head(policy)) if policy.residency != "everything" else 0.0,
+            cost.plan_s(hardware, model, batch_size, slots_per_head(policy))
+            if policy.residency != "everything"
+            else 0.0,
         )
         if rules.on_demand:
             dur[here, at.SCORE : at.PLAN + 1] = selection

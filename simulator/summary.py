@@ -32,7 +32,8 @@ class Point:
     policy: PolicySpec
     batch_size: int
     context_tokens: int
-    demand: Demand
+    demand: Demand | None
+    """None for dense attention."""
     footprint: Footprint
     runs: Sequence[RunWork]
     result: TimelineResult
@@ -82,9 +83,9 @@ def summarise(point: Point) -> dict[str, Any]:
     return row
 
 
-def demand_metrics(demand: Demand, policy: PolicySpec) -> dict[str, float | None]:
-    """Content metrics over the steady rows. Dense attention selects nothing: its hit rate, overlap and churn are null."""
-    if policy.selector == "all":
+def demand_metrics(demand: Demand | None, policy: PolicySpec) -> dict[str, float | None]:
+    """Content metrics over the steady rows. Dense attention selects nothing, so most of its are null."""
+    if demand is None:
         return {"hit_rate": None, "overlap": None, "recall": 1.0, "recall_upper": 1.0, "churn": None}
     moves = policy.residency != "everything"
     return {
@@ -99,7 +100,7 @@ def demand_metrics(demand: Demand, policy: PolicySpec) -> dict[str, float | None
 def admission_bytes(point: Point) -> int:
     """KV bytes of one request that must be in HBM before its first decode step."""
     element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
-    if point.policy.residency == "everything":
+    if point.demand is None or point.policy.residency == "everything":
         return point.model.kv_bytes(point.context_tokens, element)
     return point.demand.admission_blocks * point.model.block_bytes(point.policy.block_size_tokens, element)
 

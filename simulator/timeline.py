@@ -57,7 +57,12 @@ class SharedLinks:
 
 
 def decode(
-    env: simpy.Environment, gpu: int, run: RunWork, rates: NDArray[np.float64], links: SharedLinks, result: TimelineResult
+    env: simpy.Environment,
+    gpu: int,
+    run: RunWork,
+    rates: NDArray[np.float64],
+    links: SharedLinks,
+    result: TimelineResult,
 ) -> Generator[simpy.Event, None, None]:
     """One GPU's decode loop, the process that the simulation consists of."""
     rules, work = run.rules, run.work

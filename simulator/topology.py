@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from traces.errors import InputError
 from simulator.links import HostNuma
 from simulator.specs.hardware import HardwareSpec
+from traces.errors import InputError
 
 
-def max_min_fair(demands: Sequence[float], flows_of_link: Mapping[str, Sequence[int]], capacity: Mapping[str, float]) -> list[float]:
+def max_min_fair(
+    demands: Sequence[float], flows_of_link: Mapping[str, Sequence[int]], capacity: Mapping[str, float]
+) -> list[float]:
     """Rates of flows by progressive filling: all grow alike until a link is full or the flow has its demand.
 
     `flows_of_link[name]` lists the flows that cross a link (a flow listed twice uses it twice). Units are free, the
@@ -60,7 +62,9 @@ class HostTopology:
         for gpu in range(num_gpus):
             # GPUs fill the sockets in turn, as an operator spreading replicas would.
             socket, index = gpu % sockets, gpu // sockets
-            self._cross(f"switch {socket}.{index // int(host.gpus_per_switch.value)}", host.switch_bytes_per_s.value, gpu, 1.0)
+            self._cross(
+                f"switch {socket}.{index // int(host.gpus_per_switch.value)}", host.switch_bytes_per_s.value, gpu, 1.0
+            )
             far_share = {"local": 0.0, "far": 1.0, "interleave": 0.5}[host_numa]
             if far_share:
                 other = (socket + 1) % sockets

@@ -19,7 +19,10 @@ def test_one_copy_is_overhead_plus_bytes_over_bandwidth():
     assert seconds == pytest.approx(H200.link.ce_op_s.value + 128 * 8192 / link.bytes_per_s)
 
 
-@pytest.mark.parametrize(("size_bytes", "gbps"), [(4096, 1.5), (8192, 3.0), (65536, 15.6), (262144, 34.1), (1 << 20, 47.6), (4 << 20, 52.9)])  # fmt: skip
+CE_CURVE_GBPS = {4096: 1.5, 8192: 3.0, 65536: 15.6, 262144: 34.1, 1 << 20: 47.6, 4 << 20: 52.9}
+
+
+@pytest.mark.parametrize(("size_bytes", "gbps"), CE_CURVE_GBPS.items())
 def test_copy_engine_rate_by_size_is_near_the_measured_curve(size_bytes, gbps):
     """64 back-to-back copies in a graph on the H200; 2.7 us per operation and 55.1 GB/s explain them."""
     link = fetch_cost(H200, "ce-batched", 16, "local")
@@ -34,7 +37,10 @@ def test_gather_rate_by_grid_is_near_the_measured_curve(ctas, gbps):
 
 def test_every_transport_has_its_own_operations():
     blocks, runs = np.array([[10.0]]), np.array([[4.0]])
-    seconds = {t: transfer_s(fetch_cost(H200, t, 16, "local"), blocks, runs, 8192)[0, 0] for t in ("ce-per-block", "ce-batched", "ce-contiguous")}  # fmt: skip
+    seconds = {
+        transport: transfer_s(fetch_cost(H200, transport, 16, "local"), blocks, runs, 8192)[0, 0]
+        for transport in ("ce-per-block", "ce-batched", "ce-contiguous")
+    }
     assert seconds["ce-per-block"] > seconds["ce-batched"] > seconds["ce-contiguous"]
 
 

@@ -121,13 +121,13 @@ def test_hidden_transfers_cost_nothing():
 
 
 def test_a_link_bound_step_takes_exactly_the_link_time():
-    step_s, parts_s, state = play(*plain(40, 8, 100 * US), ONES)
+    step_s, parts_s, _ = play(*plain(40, 8, 100 * US), ONES)
     assert step_s[20:] == pytest.approx(8 * 100 * US)
     assert parts_s[20:, at.T_EXPOSED] == pytest.approx(8 * 100 * US - 8 * 60 * US - 50 * US)
 
 
 def test_on_demand_exposes_every_transfer():
-    rules, work = plain(6, 4, 0.0)
+    _, work = plain(6, 4, 0.0)
     work.durations_s[:, at.SCORE : at.PLAN + 1] = 5 * US
     work.durations_s[:, at.HOP] = 7 * US
     on_demand = StepRules(4, 0, on_demand=True, urgent=False, plan_waits=True)

@@ -1,0 +1,200 @@
+"""One point from names to a result row: resolve, check capacity, replay, play on the timeline, summarise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulator.cache import cache_key, load_json, store_json
+from simulator.capacity import Footprint, footprint
+from simulator.demand import Demand
+from simulator.experiment import ResolvedExperiment, resolve
+from simulator.metrics import COLUMNS, PARAMETERS
+from simulator.replay import REPLAY_VERSION, replay
+from simulator.specs.experiment import ExperimentSpec
+from simulator.systems import resolve_policy
+from traces.errors import CapacityError, InputError
+
+Row = dict[str, Any]
+
+
+def point_key(experiment: ExperimentSpec) -> str:
+    """Content hash of everything that decides the point's result; also its cache key."""
+    return cache_key(_key_parts(resolve(experiment)))
+
+
+def _key_parts(point: ResolvedExperiment) -> dict[str, Any]:
+    from simulator.timeline import TIMELINE_VERSION
+
+    spec = point.spec
+    replays = point.policy.selector != "all"
+    return {
+        "kind": "point",
+        "timeline_version": TIMELINE_VERSION,
+        "replay_version": REPLAY_VERSION if replays else None,
+        "system": spec.system,
+        "model": point.model.model_dump(mode="json"),
+        "hardware": point.hardware.model_dump(mode="json"),
+        "trace": point.group.content_hash if replays else None,
+        "trace_name": spec.trace,
+        "group": point.group.name,
+        "mapping": spec.mapping.model_dump(mode="json") if replays else None,
+        "policy": {
+            key: value
+            for key, value in point.policy.model_dump(mode="json").items()
+            if f"policy.{key}" not in point.ignored
+        },
+        "workload": {**spec.workload.model_dump(mode="json"), "context_tokens": point.context_tokens},
+        "placement": {
+            key: value
+            for key, value in spec.placement.model_dump(mode="json").items()
+            if f"placement.{key}" not in point.ignored
+        },
+        "engine": spec.engine.model_dump(mode="json"),
+        "seed": spec.seed,
+    }
+
+
+def run_point(experiment: ExperimentSpec, use_cache: bool = True) -> Row:
+    """One flat row with `simulator.metrics.COLUMNS`. A batch that does not fit gives status `does_not_fit`.
+
+    Raises InputError or TraceError for what cannot be simulated.
+    """
+    point = resolve(experiment)
+    parts = _key_parts(point)
+    cached = load_json(parts) if use_cache else None
+    if cached is not None:
+        return {name: cached.get(name) for name in (*COLUMNS, *cached)}
+    row = _simulate(point)
+    row["point_key"] = cache_key(parts)
+    if use_cache:
+        store_json(parts, row)
+    return row
+
+
+def _simulate(point: ResolvedExperiment) -> Row:
+    spec = point.spec
+    row: Row = dict.fromkeys(COLUMNS)
+    row |= parameters(point)
+    fits = point_footprint(point)
+    try:
+        fits.require(spec.workload.batch_size)
+    except CapacityError as error:
+        row |= {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
+        row |= {"max_batch_size": fits.max_batch_size, "hbm_bytes_peak": fits.hbm_bytes(spec.workload.batch_size)}
+        row["host_bytes_peak"] = fits.host_bytes(spec.workload.batch_size) * spec.placement.num_gpus
+        return row
+    demand = None
+    if point.policy.selector != "all":
+        demand = replay(point.group, point.policy, point.mapping, spec.seed)
+    row |= _play(point, demand, fits)
+    row["status"] = "ok"
+    return row
+
+
+def _play(point: ResolvedExperiment, demand: Demand | None, fits: Footprint) -> Row:
+    from simulator import summary
+    from simulator.engine_rates import engine_rates
+    from simulator.timeline import play
+    from simulator.topology import HostTopology
+
+    spec, policy = point.spec, point.policy
+    topology = HostTopology(point.hardware, spec.placement.num_gpus, spec.placement.host_numa)
+    runs = run_works(point, demand)
+    shortest = summary.warm_up_steps(runs[0]) + 1
+    if spec.workload.output_tokens < shortest:
+        raise InputError(
+            f"workload.output_tokens {spec.workload.output_tokens} leaves no step to measure: the first "
+            f"{shortest - 1} warm up, use at least {shortest}"
+        )
+    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas)
+    return summary.summarise(
+        summary.Point(
+            model=point.model,
+            hardware=point.hardware,
+            policy=policy,
+            batch_size=spec.workload.batch_size,
+            context_tokens=point.context_tokens,
+            demand=demand,
+            footprint=fits,
+            runs=runs,
+            result=play(runs, rates, topology),
+        )
+    )
+
+
+def run_works(point: ResolvedExperiment, demand: Demand | None) -> list[Any]:
+    """Work of each GPU's batch; every request of every GPU starts at its own seeded demand row."""
+    from simulator.step_work import build_run_work
+
+    spec = point.spec
+    num_rows = 1 if demand is None else demand.steady_stop - demand.steady_start
+    return [
+        build_run_work(
+            point.model,
+            point.hardware,
+            point.policy,
+            spec.workload,
+            spec.placement,
+            spec.engine,
+            point.context_tokens,
+            demand,
+            np.random.default_rng([spec.seed, gpu]).integers(0, num_rows, spec.workload.batch_size),
+        )
+        for gpu in range(spec.placement.num_gpus)
+    ]
+
+
+def point_footprint(point: ResolvedExperiment) -> Footprint:
+    """Memory at the longest KV length of the run."""
+    spec = point.spec
+    kv_len = point.context_tokens + spec.workload.output_tokens - 1
+    return footprint(point.model, point.hardware, point.policy, spec.engine, kv_len, spec.placement.num_gpus)
+
+
+def parameters(point: ResolvedExperiment) -> Row:
+    """Parameter columns under the schema's dotted names; null where the system ignores them.
+
+    Keys that the experiment overrides beyond `simulator.metrics.PARAMETERS` are added.
+    """
+    spec = point.spec
+    values: Row = {
+        "system": spec.system,
+        "model": point.model.name,
+        "hardware": point.hardware.name,
+        "trace": spec.trace,
+        "trace_group": point.group.name,
+        "mapping": None if point.policy.selector == "all" else point.mapping.name,
+        "workload.batch_size": spec.workload.batch_size,
+        "workload.context_tokens": point.context_tokens,
+        "workload.output_tokens": spec.workload.output_tokens,
+        "placement.host_numa": spec.placement.host_numa,
+        "placement.num_gpus": spec.placement.num_gpus,
+        "seed": spec.seed,
+    }
+    resolved = {f"policy.{key}": value for key, value in point.policy.model_dump(mode="json").items()}
+    shown = dict.fromkeys(PARAMETERS) | values
+    for key in (*(p for p in PARAMETERS if p.startswith("policy.")), *(f"policy.{key}" for key in spec.policy)):
+        shown[key] = resolved[key]
+    for section in ("engine", "mapping"):
+        for key, value in getattr(spec, section).model_dump(mode="json", exclude_defaults=True).items():
+            shown[f"{section}.{key}"] = value
+    return {key: None if key in point.ignored else value for key, value in shown.items()}
+
+
+def reference_recall(experiment: ExperimentSpec) -> float:
+    """Recall of uncapped on-demand retrieval at the same budget and block size: the default threshold's base."""
+    point = resolve(experiment)
+    if point.policy.selector == "all":
+        return 1.0
+    policy = resolve_policy(
+        "retrieval",
+        {
+            "selector": point.policy.selector,
+            "kv_budget_tokens": point.policy.kv_budget_tokens,
+            "block_size_tokens": point.policy.block_size_tokens,
+        },
+        point.context_tokens,
+    )
+    return replay(point.group, policy, point.mapping, experiment.seed).mean_recall()
