@@ -23,7 +23,7 @@ class AttentionConfig:
     block_n: int = 64
     splits: int = 0
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 4
 
 
 DEFAULT = AttentionConfig()
@@ -51,9 +51,9 @@ def attention_scratch(
 
 
 def choose_splits(num_heads: int, kv_tokens: int, block_n: int, num_sms: int) -> int:
-    """Splits so that the grid has about eight programs per multiprocessor and each reads at least four tiles."""
-    wanted = -(-8 * num_sms // num_heads)
-    most = max(1, kv_tokens // (4 * block_n))
+    """Splits so that the grid has at most four programs per multiprocessor and each reads at least two tiles."""
+    wanted = 4 * num_sms // num_heads
+    most = max(1, kv_tokens // (2 * block_n))
     return max(1, min(wanted, most, 64))
 
 

@@ -16,7 +16,7 @@ class GatherConfig:
     """Grid of the gather, blocks in flight per program, warps."""
 
     num_ctas: int = 16
-    unroll: int = 2
+    unroll: int = 4
     num_warps: int = 8
 
 

@@ -14,21 +14,20 @@ NEVER = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _smallest(key, candidate, want, BITS: tl.constexpr):
-    """The `want` smallest of the distinct non-negative keys of the candidates, as a mask."""
-    limit = tl.zeros((), dtype=tl.int32)
-    for step in range(BITS):
-        trial = limit | (tl.full((), 1, tl.int32) << (BITS - 1 - step))
-        below = tl.sum((candidate & (key < trial)).to(tl.int32), axis=0)
-        limit = tl.where(below < want, trial, limit)
-    limit = tl.where(want > 0, limit, -1)
-    return candidate & (key <= limit)
+def _num_smaller(values, count, mine, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
+    """How many of values[:count] in memory are smaller than each of `mine` [WIDTH]."""
+    smaller = tl.zeros((WIDTH,), dtype=tl.int32)
+    c = tl.arange(0, CHUNK)
+    for start in range(0, count, CHUNK):
+        other = tl.load(values + start + c, mask=start + c < count, other=NEVER)
+        smaller += tl.sum((other[None, :] < mine[:, None]).to(tl.int32), axis=1)
+    return smaller
 
 
 @triton.jit
 def _enter(
     slots, bh, step, kv_len, K, S, fetch, fetch_count, evict, evict_count,
-    P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr, BITS: tl.constexpr,
+    P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
     """Free what leaves at `step`; a block that the step before filled takes a slot without a fetch."""
     s = tl.arange(0, SP)
@@ -44,9 +43,9 @@ def _enter(
     new_block = (kv_len - 1) // P - 1
     future = inside & (block >= 0) & (leaves == NEVER)
     full = filled & (tl.sum(future.to(tl.int32), axis=0) == K)
-    victim = _smallest((last + 1) * NB + block, future, full.to(tl.int32), BITS)
-    free = inside & (block < 0)
-    first_free = tl.min(tl.where(free, s, SP), axis=0)
+    first_free = tl.min(tl.where(inside & (block < 0), s, SP), axis=0)
+    key = tl.where(future, (last + 1) * NB + block, NEVER)
+    victim = key == tl.where(full, tl.min(key, axis=0), -1)
     victim_slot = tl.min(tl.where(victim, s, SP), axis=0)
     target = tl.where(first_free < SP, first_free, victim_slot)
     if full:
@@ -69,7 +68,7 @@ def _enter(
 @triton.jit
 def _plan(
     slots, ranking, scratch, bh, step, due, selectable, allowed, K, S, M, fetch, fetch_count, evict, evict_count,
-    NB: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr, BITS: tl.constexpr,
+    NB: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr, MP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     predicted_list = scratch + bh * (2 * KP + SP)
     fetch_list = predicted_list + KP
@@ -115,7 +114,14 @@ def _plan(
     fetched = missing & (rank <= allowed)
     num_fetched = tl.sum(fetched.to(tl.int32), axis=0)
     num_victims = tl.maximum(num_future + num_fetched - K, 0)
-    victim = _smallest((last + 1) * NB + block, future & (kept == 0), num_victims, BITS)
+    candidate = future & (kept == 0)
+    key = tl.where(candidate, (last + 1) * NB + block, NEVER)
+    tl.store(slot_list + s, key)
+    tl.store(fetch_list + rank - 1, predicted, mask=fetched)
+    tl.debug_barrier()
+    victim = candidate & (_num_smaller(slot_list, S, key, CHUNK, SP) < num_victims)
+    ascending = _num_smaller(fetch_list, num_fetched, predicted, CHUNK, KP)
+    tl.debug_barrier()
 
     free = inside & (block < 0)
     num_free = tl.sum(free.to(tl.int32), axis=0)
@@ -123,7 +129,6 @@ def _plan(
     victim_at = num_free + tl.cumsum(victim.to(tl.int32), axis=0) - 1
     tl.store(slot_list + free_at, s, mask=free)
     tl.store(slot_list + victim_at, s, mask=victim)
-    tl.store(fetch_list + rank - 1, predicted, mask=fetched)
 
     now = due <= step
     tl.store(base + s, tl.where(victim, tl.where(now, -1, block), block), mask=inside)
@@ -136,11 +141,6 @@ def _plan(
     tl.debug_barrier()
 
     if num_fetched > 0:
-        ascending = tl.zeros((KP,), dtype=tl.int32)
-        for start in range(0, num_fetched, CHUNK):
-            o = start + c
-            other = tl.load(fetch_list + o, mask=o < num_fetched, other=NEVER)
-            ascending += tl.sum((other[None, :] < predicted[:, None]).to(tl.int32), axis=1)
         slot = tl.load(slot_list + ascending, mask=fetched, other=0)
         tl.store(base + slot, predicted, mask=fetched)
         tl.store(base + S + slot, due, mask=fetched)
@@ -174,7 +174,7 @@ def residency_kernel(
     slots, rankings, rows, allowed, clock, kv_start, table, counts, fetch, fetch_count, evict, evict_count, scratch,
     offset, layer, lookahead, num_steps, rank_row_stride, rank_layer_stride, H, K, S, M, table_width,
     ON_DEMAND: tl.constexpr, P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr,
-    MP: tl.constexpr, CHUNK: tl.constexpr, BITS: tl.constexpr,
+    MP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """On demand: enter, plan and table of step t. Lookahead: plan of step t, then enter and table of step t + 1."""
     bh = tl.program_id(0).to(tl.int64)
@@ -182,7 +182,7 @@ def residency_kernel(
     step = tl.load(clock) + offset
     kv_len = tl.load(kv_start + b) + step
     if ON_DEMAND:
-        _enter(slots, bh, step, kv_len, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP, BITS)
+        _enter(slots, bh, step, kv_len, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP)
         tl.debug_barrier()
     due = step + lookahead
     row = tl.load(rows + b) + due
@@ -190,12 +190,12 @@ def residency_kernel(
         ranking = rankings + row.to(tl.int64) * rank_row_stride + layer * rank_layer_stride + (bh % H) * M
         _plan(
             slots, ranking, scratch, bh, step, due, (kv_len + P - 1) // P - 1, tl.load(allowed + step), K, S, M,
-            fetch, fetch_count, evict, evict_count, NB, SP, KP, MP, CHUNK, BITS,
+            fetch, fetch_count, evict, evict_count, NB, SP, KP, MP, CHUNK,
         )  # fmt: skip
         tl.debug_barrier()
     if ON_DEMAND:
         _table(slots, table, counts, bh, step, S, table_width, SP)
     else:
-        _enter(slots, bh, step + 1, kv_len + 1, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP, BITS)
+        _enter(slots, bh, step + 1, kv_len + 1, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP)
         tl.debug_barrier()
         _table(slots, table, counts, bh, step + 1, S, table_width, SP)

@@ -18,9 +18,9 @@ class ScoreConfig:
     """Tile of `score_blocks`: blocks per tile, tiles per program, warps, software-pipeline depth."""
 
     block_n: int = 64
-    tiles: int = 4
+    tiles: int = 1
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 2
 
 
 DEFAULT = ScoreConfig()

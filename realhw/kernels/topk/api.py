@@ -6,20 +6,24 @@ import torch
 
 from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_shape
 from realhw.kernels.topk.kernel import topk_blocks_kernel
+from realhw.kernels.topk.reference import KEY_BITS, id_bits
 
 MAX_BLOCKS = 16384
 
 
 def topk_scratch(batch_size: int, num_kv_heads: int, k: int, device: torch.device | str) -> torch.Tensor:
-    """Work space of `topk_blocks`: int64 [B*H, K rounded up to a power of two]."""
+    """Work space of `topk_blocks`: int32 [B*H, K rounded up to a power of two]."""
     padded = max(16, 1 << (k - 1).bit_length())
-    return torch.empty(batch_size * num_kv_heads, padded, dtype=torch.int64, device=device)
+    return torch.empty(batch_size * num_kv_heads, padded, dtype=torch.int32, device=device)
 
 
 def topk_blocks(
     scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, scratch: torch.Tensor, num_warps: int = 4
 ) -> None:
     """Ids of the K best blocks in rank order: score descending, id ascending.
+
+    Scores are compared at their leading 30 − log2(n_max) bits (float32 has 19 of sign, exponent and mantissa at 2,048
+    blocks): closer ones count as ties, which go to the lower id.
 
     scores float32 [B, H, n_max] without NaN; num_blocks int32 [B]; ids int32 [B, H, K], -1 where fewer than K blocks
     exist; scratch from `topk_scratch`. Raises `InputError`.
@@ -46,6 +50,8 @@ def topk_blocks(
         K=k,
         NP=max(64, 1 << (n_max - 1).bit_length()),
         KP=padded,
-        CHUNK=min(32, padded),
+        CHUNK=min(64, padded),
+        ID_BITS=id_bits(n_max),
+        KEY_BITS=KEY_BITS,
         num_warps=num_warps,
     )

@@ -62,8 +62,9 @@ def test_every_row_reads_the_same_keys(device, generator):
 
 
 def test_splits_follow_the_grid_and_the_work():
-    assert choose_splits(512, 2048, 64, 132) == 3
-    assert choose_splits(8, 2048, 64, 132) == 8
+    assert choose_splits(512, 2048, 64, 132) == 1
+    assert choose_splits(256, 2048, 64, 132) == 2
+    assert choose_splits(8, 2048, 64, 132) == 16
     assert choose_splits(8, 64, 64, 132) == 1
 
 
