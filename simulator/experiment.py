@@ -32,7 +32,8 @@ from traces.reader import Trace, TraceGroup, open_trace
 
 @dataclass(frozen=True, slots=True)
 class ResolvedExperiment:
-    """One point, ready to run. In `spec` names are as the catalog spells them, context and trace group filled in."""
+    """One point, ready to run. In `spec` names are as the catalog spells them, context and trace group filled in,
+    and a host NUMA that the policy ignores is local."""
 
     spec: ExperimentSpec
     model: ModelSpec
@@ -86,6 +87,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             "model": _catalog_spelling(experiment.model, model.name),
             "hardware": _catalog_spelling(experiment.hardware, hardware.name),
             "workload": workload,
+            "placement": experiment.placement.model_copy(update={"host_numa": numa}),
             "trace_group": group.name,
         }
     )
