@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{workload.name}: {workload.num_requests:,} requests, {100 * block_reuse(workload):.1f} % of blocks reused"
         )
         table = reuse_table(workload, options.capacity_blocks, options.host_blocks, options.touch_order)
-        print("\n".join(table))
+        print("", *table, sep="\n")
     except OasisError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -57,16 +57,16 @@ def test_shares_of_a_workload_worked_by_hand() -> None:
         np.array([0.0, 1.0, 2.0]),
         np.array([1024, 1100, 1024]),
         np.array([1, 1, 1]),
-        np.array([1, 2, 1, 2, 3, 4, 2]),
+        np.array([1, 2, 1, 2, 3, 1, 4]),
         np.array([0, 2, 5, 7]),
         512,
     )
     reuse = replay_prefixes(workload, [Tier("gpu", None)])
-    assert (reuse.tier_hit_blocks, reuse.num_blocks, reuse.inserted_blocks) == ((2,), 7, 5)
-    assert reuse.hit_share == 2 / 7
-    assert reuse.reused_token_share == 1024 / 3148
+    assert (reuse.tier_hit_blocks, reuse.num_blocks, reuse.inserted_blocks) == ((3,), 7, 4)
+    assert reuse.hit_share == 3 / 7
+    assert reuse.reused_token_share == (1024 + 512) / 3148
     assert reuse.num_reusing_requests == 1
-    assert block_reuse(workload) == pytest.approx(2 / 7)
+    assert block_reuse(workload) == pytest.approx(3 / 7)
 
 
 def test_the_command_prints_the_table_and_refuses_files_without_blocks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,8 +74,8 @@ def test_the_command_prints_the_table_and_refuses_files_without_blocks(capsys: p
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{CONVERSATION}: 700 requests, 18.4 % of blocks reused"
-    assert lines[3].startswith("| 1,000 | 9,000 | 3.9 | 13.7 | 17.5 |")
-    assert lines[4].startswith("| unlimited | 0 | 18.4 | 0.0 | 18.4 |")
+    assert lines[4].startswith("| 1,000 | 9,000 | 3.9 | 13.7 | 17.5 |")
+    assert lines[5].startswith("| unlimited | 0 | 18.4 | 0.0 | 18.4 |")
     assert main([str(EXCERPTS / "azure_2023_code_head300.csv")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -94,6 +94,9 @@ def test_mooncake_conversation_is_stamped_in_batches_and_the_others_are_not() ->
             spread_workload(workload, seed=0)
     assert batch_interval_s(poisson(2000, 3.0, seeded())) is None
     assert batch_interval_s(closed(100)) is None
+    assert batch_interval_s(np.arange(100) * 3.0) is None
+    assert batch_interval_s(np.repeat(poisson(100, 0.3, seeded()), 5)) is None
+    assert batch_interval_s(np.repeat(np.arange(100) * 3.0, 5)) == 3.0
 
 
 def test_spreading_mooncake_leaves_no_batch_and_moves_nobody_past_the_next_stamp() -> None:

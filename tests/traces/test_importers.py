@@ -97,7 +97,7 @@ def test_burstgpt_of_either_layout_drops_and_counts_failed_calls(tmp_path: Path)
 
 def test_plain_csv_with_other_columns_order_mark_and_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "plain.csv"
-    path.write_bytes(b"\xef\xbb\xbfuser, output_tokens,arrival_s,prompt_tokens\r\nx,7,0.5,3\r\n\r\ny, 8 ,1e1,4\r\n")
+    path.write_bytes(b"\xef\xbb\xbfarrival_s, output_tokens,user,prompt_tokens\r\n0.5,7,x,3\r\n\r\n1e1, 8 ,y,4\r\n")
     workload = load_workload(path)
     assert workload.arrival_s.tolist() == [0.5, 10.0]
     assert workload.prompt_tokens.tolist() == [3, 4]
