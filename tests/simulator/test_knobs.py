@@ -1,0 +1,117 @@
+"""Every field of the experiment schema moves a time or byte metric in the direction that its documentation gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator import experiment as experiments
+from simulator.experiment import expand, experiment_keys
+from simulator.points import run_point
+from tests.simulator.synthetic_trace import synthetic_trace
+from traces.errors import InputError
+
+BASE = {
+    "trace": "synthetic",
+    "trace_group": "short",
+    "workload.batch_size": 48,
+    "workload.output_tokens": 64,
+    "policy.kv_budget_tokens": 512,
+}
+UNCAPPED = {"policy.fetch_cap": 1.0}
+ON_DEMAND = {"system": "retrieval"}
+IN_HBM = {"system": "quest", "policy.kv_budget_tokens": 512}
+
+# field: (what else is set, value, other value, metric, whether the other value makes it larger; None where the
+# direction depends on the trace)
+MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
+    "system": ({}, "oasiskv", "retrieval", "tpot_mean_s", True),
+    "model": ({}, "Qwen3-8B", "Qwen3-14B", "tpot_mean_s", True),
+    "hardware": ({"system": "quest"}, "h200-sxm", "h100-sxm", "tpot_mean_s", True),
+    "trace_group": ({"system": "dense", "workload.batch_size": 16}, "short", "long", "tpot_mean_s", True),
+    "policy.selector": (IN_HBM, "minmax", "all", "t_attention_s", True),
+    "policy.predictor": ({"policy.residency": "exact"}, "draft", "current", "exposed_transfer_s", True),
+    "policy.residency": ({"policy.predictor": "current", **ON_DEMAND}, "exact", "everything", "hbm_bytes_peak", True),
+    "policy.slack_blocks": ({}, 1, 16, "hbm_bytes_peak", True),
+    "policy.transport": (UNCAPPED, "gather", "ce-per-block", "tpot_mean_s", True),
+    "policy.gather_ctas": (UNCAPPED, 16, 2, "exposed_transfer_s", True),
+    "policy.miss_rule": ({}, "attend", "stall", "h2d_bytes_per_token", True),
+    "policy.kv_dtype": (UNCAPPED, "fp8", "bf16", "h2d_bytes_per_token", True),
+    "policy.kv_budget_tokens": ({}, 256, 1024, "hbm_bytes_peak", True),
+    "policy.block_size_tokens": ({}, 32, 16, "hbm_bytes_peak", True),
+    "policy.fetch_cap": ({}, 0.02, 1.0, "h2d_bytes_per_token", True),
+    "policy.fetch_cap_scope": ({"policy.fetch_cap": 0.1}, "head", "layer", "h2d_bytes_per_token", True),
+    "policy.lookahead_k": ({}, 1, 4, "t_draft_s", True),
+    "policy.lookahead_mode": ({**UNCAPPED, "policy.lookahead_k": 4}, "single", "refine", "h2d_bytes_per_token", True),
+    "policy.write_back": ({**UNCAPPED, "policy.transport": "ce-batched"}, "block", "token", "tpot_mean_s", True),
+    "policy.metadata_vectors_per_block": ({}, 1, 2, "hbm_bytes_peak", True),
+    "policy.metadata_bytes_per_element": ({}, 1.0, 2.0, "hbm_bytes_peak", True),
+    "policy.draft_head": ({}, "ngram", "eagle3", "tpot_mean_s", True),
+    "workload.batch_size": ({}, 16, 64, "tpot_mean_s", True),
+    "workload.context_tokens": (
+        {"trace_group": None, "system": "dense", "workload.batch_size": 16},
+        2048,
+        4096,
+        "tpot_mean_s",
+        True,
+    ),
+    "workload.output_tokens": ({}, 64, 512, "hbm_bytes_peak", True),
+    "placement.host_numa": (UNCAPPED, "local", "far", "exposed_transfer_s", True),
+    "placement.num_gpus": (UNCAPPED, 1, 8, "throughput_tokens_per_s", True),
+    "engine.software_overhead_s": ({}, 0.0, 0.001, "tpot_mean_s", True),
+    "engine.hbm_utilization": ({}, 0.5, 0.9, "max_batch_size", True),
+    "mapping.layers": (ON_DEMAND, "shared", "all", "h2d_bytes_per_token", None),
+    "policy.eviction": (
+        {"policy.fetch_cap": 0.1},
+        "least-recently-selected",
+        "lowest-score",
+        "h2d_bytes_per_token",
+        None,
+    ),
+}
+EXEMPT = {
+    "name": "label of the run folder",
+    "seed": "random numbers; its effect is tested in test_points",
+    "trace": "input file",
+    "mapping.rule": "names a mapping or refuses it; tested below and in test_mapping",
+    "objective.maximize": "chooses among points; tested in test_objective",
+    "objective.min_recall": "chooses among points; tested in test_objective",
+}
+
+
+@pytest.fixture(autouse=True)
+def _synthetic(monkeypatch):
+    trace = synthetic_trace()
+    monkeypatch.setattr(experiments, "_open", lambda location: trace)
+    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+
+
+def point(settings: dict[str, Any]) -> dict[str, Any]:
+    (only,) = expand({k: v for k, v in settings.items() if v is not None}, {})
+    row = run_point(only, use_cache=False)
+    assert row["status"] == "ok", row["error"]
+    return row
+
+
+def test_no_field_is_forgotten():
+    assert set(MOVES) | set(EXEMPT) == set(experiment_keys())
+    assert not set(MOVES) & set(EXEMPT)
+
+
+@pytest.mark.parametrize("field", MOVES)
+def test_field_moves_a_metric(field):
+    others, low, high, metric, larger = MOVES[field]
+    settings = {**BASE, **others}
+    if field == "policy.selector":
+        settings = {k: v for k, v in settings.items() if k != "policy.kv_budget_tokens"}
+    before, after = (point({**settings, field: value})[metric] for value in (low, high))
+    if larger is None:
+        assert before != after
+    else:
+        assert after > before
+
+
+def test_a_mapping_that_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="identity"):
+        point({**BASE, "mapping.rule": "identity"})
