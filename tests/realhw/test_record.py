@@ -1,0 +1,263 @@
+"""The recorder on tiny random models, against plain eager attention."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from realhw.hook import AttentionTap, RecordError
+from realhw.models import LoadedModel, geometry_of
+from realhw.prompts import Prompt
+from realhw.record import RecordOptions, record
+from traces.check import check_trace
+from traces.codec import rank_scores
+from traces.errors import InputError
+from traces.reader import FileGroup, open_trace
+
+NUM_LAYERS, NUM_HEADS, GROUP, HEAD_DIM = 3, 2, 2, 8
+
+
+class WordTokenizer:
+    """One token per whitespace-separated number."""
+
+    chat_template = None
+    eos_token_id = 0
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS * GROUP,
+        num_key_value_heads=NUM_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config).eval()
+    return LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
+
+
+def options(**changes: Any) -> RecordOptions:
+    rng = np.random.default_rng(1)
+    text = " ".join(str(token) for token in rng.integers(0, 20, size=45))
+    values: dict[str, Any] = {
+        "model": "tiny",
+        "prompts": (Prompt(name="request", text=text),),
+        "steps": 70,
+        "block_sizes_tokens": (8,),
+        "extra_block_sizes_tokens": (4, 16),
+        "extra_layers": (0, 2),
+        "max_budget_tokens": 64,
+        "draft_distances": 3,
+        "temperature": 1.0,
+        "prefill_chunk_tokens": 17,
+    }
+    return RecordOptions(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def recorded(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(options(), tmp_path_factory.mktemp("recorded") / "tiny.zarr", loaded)
+
+
+def eager_rows(loaded: LoadedModel, tokens: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
+    """Rotated queries and keys of every layer, [Hq, S, D] and [H, S, D], and eager attention weights."""
+    model = loaded.model
+    queries, keys = [], []
+    with torch.inference_mode():
+        model.set_attn_implementation("eager")
+        output = model(torch.tensor([tokens]), output_attentions=True, output_hidden_states=True)
+        model.set_attn_implementation("sdpa")
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        for layer, hidden in zip(model.model.layers, output.hidden_states, strict=False):
+            normed = layer.input_layernorm(hidden)
+            shape = (1, len(tokens), -1, HEAD_DIM)
+            query = layer.self_attn.q_proj(normed).view(shape).transpose(1, 2)
+            key = layer.self_attn.k_proj(normed).view(shape).transpose(1, 2)
+            cos, sin = model.model.rotary_emb(hidden, torch.arange(len(tokens))[None])
+            query, key = apply_rotary_pos_emb(query, key, cos, sin)
+            queries.append(query[0].double())
+            keys.append(key[0].double())
+    return queries, keys, output.attentions
+
+
+def quest_scores(query: torch.Tensor, keys: torch.Tensor, size: int, num_blocks: int) -> np.ndarray:
+    """Min/max bound written out: query [Hq, D], keys [H, S, D] -> [H, num_blocks] in octaves, group maximum."""
+    scores = np.empty((NUM_HEADS, num_blocks))
+    for head in range(NUM_HEADS):
+        for block in range(num_blocks):
+            inside = keys[head, block * size : (block + 1) * size]
+            low, high = inside.min(dim=0).values, inside.max(dim=0).values
+            bounds = [float(torch.maximum(q * low, q * high).sum()) for q in query[head * GROUP : (head + 1) * GROUP]]
+            scores[head, block] = max(bounds) * HEAD_DIM**-0.5 / math.log(2)
+    return scores
+
+
+def test_recording_equals_eager_attention(loaded: LoadedModel, recorded: Path) -> None:
+    group = open_trace(recorded).group("request")
+    assert isinstance(group, FileGroup)
+    prompt = [int(word) for word in str(options().prompts[0].text).split()]
+    decoded = [int(token) for token in group.array("tokens")]
+    sequence = prompt[:-1] + decoded
+    assert decoded[0] == prompt[-1]
+    assert group.kv_len.tolist() == list(range(45, 45 + 70))
+    queries, keys, weights = eager_rows(loaded, sequence)
+    for t in (0, 1, 37, 64, 69):
+        position = int(group.kv_len[t]) - 1
+        for size in (4, 8, 16):
+            mass, num_blocks = group.mass(size).dense()[t], -(-(position + 1) // size)
+            for index, layer in enumerate(group.layers(size)):
+                row = weights[layer][0, :, position, : position + 1].view(NUM_HEADS, GROUP, -1).mean(dim=1)
+                expected = np.add.reduceat(row.numpy(), np.arange(0, position + 1, size), axis=-1)
+                np.testing.assert_allclose(mass[index, :, :num_blocks], expected, rtol=0.1, atol=1e-4)
+                scores = quest_scores(queries[layer][:, position], keys[layer][:, : position + 1], size, num_blocks - 1)
+                check_ranking(group.ranking("true", size)[t, index], scores)
+                inside = np.take_along_axis(expected, np.maximum(group.ranking("true", size)[t, index], 0), axis=-1)
+                inside = np.where(group.ranking("true", size)[t, index] >= 0, inside, 0)
+                np.testing.assert_allclose(group.rest(size)[t, index], 1 - inside.sum(axis=-1), atol=1e-5)
+
+
+def check_ranking(ids: np.ndarray, scores: np.ndarray) -> None:
+    """`ids` [H, M] orders scores [H, n] up to rounding to one sixteenth octave."""
+    for row, values in zip(ids, scores, strict=True):
+        kept = row[row >= 0]
+        assert len(kept) == min(len(row), len(values))
+        ranked = values[kept]
+        assert np.all(np.diff(ranked) <= 1 / 16 + 1e-4)
+        left_out = np.delete(values, kept)
+        assert not left_out.size or left_out.max() <= ranked.min() + 1 / 16 + 1e-4
+
+
+def test_draft_rows_are_the_guess_run_after_the_real_prefix(loaded: LoadedModel, recorded: Path) -> None:
+    group = open_trace(recorded).group("request")
+    assert isinstance(group, FileGroup)
+    prompt = [int(word) for word in str(options().prompts[0].text).split()]
+    sequence = prompt[:-1] + [int(token) for token in group.array("tokens")]
+    guesses = {j: group.array(f"draft{j}/token") for j in (1, 2, 3)}
+    checked = 0
+    for t in range(1, 60, 7):
+        issued = [int(guesses[j][t + j]) for j in (1, 2, 3)]
+        if min(issued) < 0:
+            continue
+        kv_len = int(group.kv_len[t])
+        queries, keys, _ = eager_rows(loaded, sequence[:kv_len] + issued)
+        for j in (1, 2, 3):
+            num_blocks = -(-kv_len // 8) - 1
+            for layer in range(NUM_LAYERS):
+                scores = quest_scores(queries[layer][:, kv_len - 1 + j], keys[layer][:, :kv_len], 8, num_blocks)
+                check_ranking(group.ranking(f"draft{j}", 8)[t + j, layer], scores)
+                checked += 1
+    assert checked >= 9
+
+
+def test_right_guesses_give_the_true_ranking_of_the_blocks_that_existed(recorded: Path) -> None:
+    group = open_trace(recorded).group("request")
+    assert isinstance(group, FileGroup)
+    accepted = np.flatnonzero(group.array("draft1/accepted"))
+    same = [t for t in accepted if t >= 1 and (group.kv_len[t] - 1) // 8 == (group.kv_len[t - 1] - 1) // 8]
+    assert same
+    true, draft = group.ranking("true", 8), group.ranking("draft1", 8)
+    overlap = np.mean([len(np.intersect1d(true[t, 1, 0], draft[t, 1, 0])) / 8 for t in same])
+    assert overlap > 0.98
+
+
+def test_recorded_trace_passes_the_check_and_states_acceptance(recorded: Path) -> None:
+    report = check_trace(recorded)
+    assert report["groups"]["request"]["num_positions"] == 70
+    group = open_trace(recorded).group("request")
+    assert isinstance(group, FileGroup)
+    drafter = group.attributes.drafter
+    assert drafter is not None
+    assert drafter.acceptance is not None
+    assert drafter.acceptance[0] == pytest.approx(group.array("draft1/accepted")[1:].mean(), abs=1e-6)
+
+
+def test_no_guess_falls_back_to_the_previous_ranking(loaded: LoadedModel, tmp_path: Path) -> None:
+    path = record(options(min_ngram_tokens=3, steps=12), tmp_path / "t.zarr", loaded)
+    group = open_trace(path).group("request")
+    assert isinstance(group, FileGroup)
+    missing = np.flatnonzero(group.array("draft1/token")[1:] == -1) + 1
+    assert missing.size
+    for t in missing:
+        np.testing.assert_array_equal(group.ranking("draft1", 8)[t], group.ranking("true", 8)[t - 1])
+    assert group.attributes.drafter is not None
+    assert group.attributes.drafter.fallback_share is not None
+    assert group.attributes.drafter.fallback_share[0] == pytest.approx(missing.size / 11, abs=1e-6)
+
+
+def test_same_seed_same_trace(loaded: LoadedModel, recorded: Path, tmp_path: Path) -> None:
+    again = record(options(), tmp_path / "again.zarr", loaded)
+    assert open_trace(again).content_hash == open_trace(recorded).content_hash
+    other = record(options(seed=1), tmp_path / "other.zarr", loaded)
+    assert open_trace(other).content_hash != open_trace(recorded).content_hash
+
+
+def test_killed_recording_is_a_shorter_trace(loaded: LoadedModel, recorded: Path, tmp_path: Path) -> None:
+    def kill(what: str, done: int, total: int) -> None:
+        if done == 66:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record(options(), tmp_path / "t.zarr", loaded, kill)
+    assert check_trace(tmp_path / "t.zarr")["groups"]["request"]["num_positions"] == 64
+    short, full = open_trace(tmp_path / "t.zarr").group("request"), open_trace(recorded).group("request")
+    for name in ("true", "draft2"):
+        np.testing.assert_array_equal(short.ranking(name, 8), full.ranking(name, 8)[:64])
+
+
+def test_unseen_layers_are_named(loaded: LoadedModel) -> None:
+    tap = AttentionTap(5, {8: (0,)})
+    with torch.inference_mode(), tap.installed(loaded.model):
+        tap.begin(20, 1)
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        tap._kv_len = None
+        loaded.model(torch.arange(19)[None] % 20, past_key_values=cache)
+        tap.begin(20, 1)
+        loaded.model(torch.tensor([[3]]), past_key_values=cache)
+        with pytest.raises(RecordError, match=r"2 of 5 layers was not seen \(layers 3-4\)"):
+            tap.finish()
+    assert loaded.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context_tokens": 100}, "fewer than the context"),
+        ({"steps": 250}, "the model has 256"),
+        ({"block_sizes_tokens": (24,)}, "not a multiple of block size 24"),
+        ({"extra_layers": (0, 7)}, "layer 7"),
+        ({"extra_block_sizes_tokens": (8,)}, "both"),
+        ({"prompts": (Prompt(text="3"),)}, "at least 2"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(
+    loaded: LoadedModel, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        record(options(**changes), tmp_path / "t.zarr", loaded)
+    assert not (tmp_path / "t.zarr").exists()
+
+
+def test_rank_scores_is_the_definition_of_rank() -> None:
+    scores = np.array([0.0, 1.0, 1.01, 0.5, -3.0])
+    ids, levels = rank_scores(scores, 3, 16)
+    assert ids.tolist() == [1, 2, 3]
+    assert levels.tolist() == [8, 8, 0]
