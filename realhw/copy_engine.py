@@ -52,7 +52,7 @@ class CopyEngine:
     def copy_batch(
         self, targets: NDArray[np.uint64], sources: NDArray[np.uint64], sizes: NDArray[np.uint64], stream: int
     ) -> None:
-        """Many copies in one submission, unordered. Arrays uint64 [n] of addresses and bytes; not the default stream."""
+        """Many copies in one submission, unordered. Arrays uint64 [n]: addresses, bytes; not the default stream."""
         if not len(targets) == len(sources) == len(sizes):
             raise InputError(f"copies: {len(targets)} targets, {len(sources)} sources, {len(sizes)} sizes")
         if len(targets) == 0:

@@ -37,28 +37,6 @@ class Branch:
             launch()
 
 
-@dataclass(frozen=True, slots=True)
-class PairTiming:
-    """Seconds of each branch of a two-branch graph, start to end, and alone; medians over the replays."""
-
-    first_s: float
-    second_s: float
-    first_alone_s: float
-    second_alone_s: float
-    first_spread_s: float
-    second_spread_s: float
-    repetitions: int
-
-    def rates(self) -> tuple[float, float]:
-        """Rate of each while both ran, 1 = alone: after one has ended, the other's rest runs alone."""
-        first, second = self.first_s, self.second_s
-        if first <= second:
-            done = self.second_alone_s - (second - first)
-            return self.first_alone_s / first, done / first
-        done = self.first_alone_s - (first - second)
-        return done / second, self.second_alone_s / second
-
-
 def summarise(seconds: Sequence[float] | np.ndarray, calls: int = 1) -> Timing:
     """Timing of samples that each hold `calls` launches."""
     values = np.asarray(seconds, dtype=np.float64) / calls
@@ -105,13 +83,3 @@ def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
 def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15) -> Timing:
     """Seconds per launch of `calls` back-to-back launches in a graph, rotating over `launches`."""
     return summarise(run_branches([Branch(launches, calls)], repetitions)[:, 0], calls)
-
-
-def time_pair(first: Branch, second: Branch, repetitions: int = 9) -> PairTiming:
-    """Each branch alone, then both in one graph."""
-    alone = [float(np.median(run_branches([branch], repetitions)[:, 0])) for branch in (first, second)]
-    both = run_branches([first, second], repetitions)
-    low, mid, high = np.percentile(both, [25, 50, 75], axis=0)
-    return PairTiming(
-        float(mid[0]), float(mid[1]), alone[0], alone[1], float((high - low)[0]), float((high - low)[1]), repetitions
-    )

@@ -27,11 +27,11 @@ from realhw.workbench import (
     GatherBench,
     Work,
     attention_work,
-    gemm_work,
     plan_reset_work,
     plan_work,
     score_work,
     topk_work,
+    weight_sets,
 )
 
 QWEN = GEOMETRIES["Qwen3-8B"]
@@ -73,7 +73,7 @@ def bench_ceilings(log: Log) -> None:
     target = torch.empty_like(source)
 
     def copy() -> None:
-        target.copy_(source)
+        torch.mul(source, 1.5, out=target)
 
     timing = measure(Work([copy], 2 * source.numel() * 4))
     log.copy_bytes_per_s = 2 * source.numel() * 4 / timing.median_s
@@ -182,7 +182,7 @@ def bench_gather_beside_stack(log: Log, bench: GatherBench) -> None:
     """A gather beside the layer stack (four products and attention a layer): rates of both against alone."""
     for batch in (32, 64):
         shapes = QWEN.layer_weight_shapes()
-        layer = [gemm_work(2 * batch, n, k).launches for k, n in shapes.values()]
+        layer = [weight_sets(n, k).product(2 * batch).launches for k, n in shapes.values()]
         attention = attention_work(QWEN, batch, 2048, 2).launches
         stack = []
         for i in range(24):

@@ -32,17 +32,28 @@ def num_sets(num_bytes: int) -> int:
     return max(2, min(64, -(-ROTATION_BYTES // num_bytes)))
 
 
-def gemm_work(m: int, n: int, k: int) -> Work:
-    """[m, k] x [k, n] in bf16, weights stored [n, k] as a linear layer's are."""
-    x = torch.randn(m, k, device="cuda").bfloat16()
-    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    num_bytes = 2 * (n * k + m * (n + k))
-    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(num_sets(num_bytes))]
+@dataclass(frozen=True, slots=True)
+class WeightSets:
+    """Weights of one product, several copies, stored [n, k] as a linear layer's are."""
 
-    def launch(weight: torch.Tensor) -> Launch:
-        return lambda: _discard(torch.mm(x, weight.t(), out=out))
+    weights: list[torch.Tensor]
 
-    return Work([launch(weight) for weight in weights], num_bytes)
+    def product(self, m: int) -> Work:
+        """[m, k] x [k, n] in bf16."""
+        n, k = self.weights[0].shape
+        x = torch.randn(m, k, device="cuda").bfloat16()
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+        def launch(weight: torch.Tensor) -> Launch:
+            return lambda: _discard(torch.mm(x, weight.t(), out=out))
+
+        return Work([launch(weight) for weight in self.weights], 2 * (n * k + m * (n + k)))
+
+
+def weight_sets(n: int, k: int) -> WeightSets:
+    """Random weights, enough copies to walk through `ROTATION_BYTES`."""
+    copies = num_sets(2 * n * k)
+    return WeightSets([torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)])
 
 
 def _discard(_: torch.Tensor) -> None:

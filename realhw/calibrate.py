@@ -1,0 +1,98 @@
+"""Measure this machine into a hardware profile: micro-benchmarks of one kernel kind, and pairs of two.
+
+No graph here holds more than two kernel kinds and nothing is fitted to a decode step. Measuring needs torch and triton
+only (`python -m realhw.calibrate --raw FILE`); writing the profile needs the simulator's specs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from realhw import linkbench, microbench, numa, pairbench
+from realhw.device import device_info, require_gpu
+from realhw.geometry import GEOMETRIES
+from realhw.measurement import Recorder
+from realhw.workbench import GatherBench
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateOptions:
+    """Where the profile goes and how much host memory may be pinned."""
+
+    out: Path
+    name: str | None = None
+    """Profile name; null: from the device's."""
+    base: str | None = None
+    """Catalog profile for what cannot be measured here; null: the one whose device name matches."""
+    pinned_gib: int = 2
+    numa_node: int | None = None
+    """Node to bind the CPU and the pinned memory to; null: as started."""
+
+
+def calibrate(options: CalibrateOptions) -> Path:
+    """Measure, fit, write the profile's YAML (raw measurements beside it); returns its path.
+
+    Raises `EnvironmentMissing` without a usable GPU, `InputError` for an unknown base or node.
+    """
+    from realhw.measurement import read_measurements
+    from realhw.profile import build_profile, write_profile
+
+    raw = options.out.with_suffix(".jsonl")
+    measure_machine(raw, options.pinned_gib, options.numa_node)
+    write_profile(build_profile(read_measurements(raw), options.name, options.base), options.out)
+    return options.out
+
+
+def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None) -> None:
+    """Run every micro-benchmark, appending to `raw` as it goes."""
+    require_gpu()
+    nodes = numa.describe()
+    if numa_node is not None:
+        numa.bind(numa_node)
+    recorder = Recorder(raw, {**device_info().as_dict(), "numa_nodes": nodes.num_nodes, "numa_node": numa_node})
+    print(nodes.summary(), file=sys.stderr)
+    torch.cuda.manual_seed(0)
+    geometry = GEOMETRIES["Qwen3-8B"]
+    bench = GatherBench(pinned_gib << 30)
+    parts: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("memory", lambda: microbench.bench_memory(recorder)),
+        ("copies", lambda: linkbench.bench_copies(recorder, bench)),
+        ("gather", lambda: linkbench.bench_gather(recorder, bench)),
+        ("submission", lambda: linkbench.bench_submission(recorder, bench)),
+        ("hop", lambda: linkbench.bench_hop(recorder)),
+        ("packing", lambda: linkbench.bench_pack(recorder, bench)),
+        ("overheads", lambda: linkbench.bench_overheads(recorder)),
+        ("pairs", lambda: pairbench.bench_pairs(recorder, bench, geometry)),
+        ("selection", lambda: microbench.bench_selection(recorder, geometry)),
+        ("attention", lambda: microbench.bench_attention(recorder, geometry)),
+        ("small", lambda: microbench.bench_small(recorder, geometry)),
+        ("gemm", lambda: microbench.bench_gemm(recorder, (geometry, GEOMETRIES["Llama-3.1-8B"]))),
+    )
+    for name, part in parts:
+        began = time.perf_counter()
+        part()
+        torch.cuda.empty_cache()
+        print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--raw", type=Path, required=True, help="JSONL file of measurements")
+    parser.add_argument("--pinned-gib", type=int, default=2)
+    parser.add_argument("--numa-node", type=int)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    measure_machine(options.raw, options.pinned_gib, options.numa_node)
+    print(json.dumps({"raw": str(options.raw), "seconds": round(time.perf_counter() - began, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Micro-benchmarks of the host link: copy engines, gather, the hop from a plan to the CPU, packing."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
+from realhw.device import new_event, new_stream
+from realhw.graph_timer import Branch, run_branches, summarise, time_launches
+from realhw.kernels.gather.api import GatherConfig
+from realhw.measurement import Recorder
+from realhw.workbench import GatherBench
+from traces.errors import EnvironmentMissing
+
+COPY_SIZES = (4096, 8192, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20)
+GATHER_CTAS = (1, 2, 4, 8, 16, 32)
+BATCH_COUNTS = (64, 256, 1024, 4096)
+
+
+def bench_copies(recorder: Recorder, bench: GatherBench) -> None:
+    """64 back-to-back copies in a graph, each way alone and both at once."""
+    for size in COPY_SIZES:
+        for direction, work in (("h2d", bench.copy_h2d(size)), ("d2h", bench.copy_d2h(size))):
+            timing = time_launches(work.launches, 64, 7)
+            recorder.add("copy", timing.median_s, timing.spread_s, timing.repetitions, size, direction=direction)
+    size = 16 << 20
+    up, down = bench.copy_h2d(size), bench.copy_d2h(size)
+    both = run_branches([Branch(up.launches, 64), Branch(down.launches, 64)], 7)
+    for direction, column in (("h2d", 0), ("d2h", 1)):
+        timing = summarise(both[:, column], 64)
+        recorder.add("copy_duplex", timing.median_s, timing.spread_s, timing.repetitions, size, direction=direction)
+
+
+def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
+    """Random 8 KiB blocks by grid size, the launch alone, and few blocks by many thread blocks (latency)."""
+    for ctas in GATHER_CTAS:
+        config = GatherConfig(num_ctas=ctas)
+        work = bench.gather(256 * max(1, min(ctas, 8)), config)
+        timing = time_launches(work.launches, 4, 7)
+        recorder.add(
+            "gather", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, ctas=ctas,
+            in_flight_bytes=config.unroll * bench.block_bytes,
+        )  # fmt: skip
+    for blocks in (0, 16, 64, 256, 1024, 4096):
+        work = bench.gather(blocks, GatherConfig(num_ctas=16))
+        timing = time_launches(work.launches, 16, 7)
+        recorder.add(
+            "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks, ctas=16
+        )
+
+
+def bench_submission(recorder: Recorder, bench: GatherBench) -> None:
+    """Copies of single blocks outside a graph: CPU time to submit and time on the engine's stream, per block."""
+    engine, stream = CopyEngine(), new_stream()
+    rng = np.random.default_rng(3)
+    block = np.uint64(bench.block_bytes)
+    for count in BATCH_COUNTS:
+        slots = rng.permutation(bench.pool.shape[0])[:count].astype(np.uint64)
+        targets = np.uint64(bench.pool.data_ptr()) + slots * block
+        sources = (
+            np.uint64(bench.host.data_ptr()) + rng.integers(0, bench.num_host_blocks, count).astype(np.uint64) * block
+        )
+        sizes = np.full(count, bench.block_bytes, dtype=np.uint64)
+        for method in ("batched", "per_block"):
+            cpu_s, engine_s = [], []
+            for _ in range(7):
+                start, end = new_event(timing=True), new_event(timing=True)
+                start.record(stream)
+                began = time.perf_counter()
+                if method == "batched":
+                    try:
+                        engine.copy_batch(targets, sources, sizes, stream.cuda_stream)
+                    except EnvironmentMissing:
+                        break
+                else:
+                    for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+                        engine.copy(target, source, bench.block_bytes, HOST_TO_DEVICE, stream.cuda_stream)
+                cpu_s.append(time.perf_counter() - began)
+                end.record(stream)
+                torch.cuda.synchronize()
+                engine_s.append(start.elapsed_time(end) * 1e-3)
+            if not cpu_s:
+                continue
+            for kind, samples in (("submit_cpu", cpu_s), ("submit_engine", engine_s)):
+                timing = summarise(samples[1:], count)
+                recorder.add(
+                    kind, timing.median_s, timing.spread_s, timing.repetitions, bench.block_bytes, method=method,
+                    count=count,
+                )  # fmt: skip
+
+
+def bench_hop(recorder: Recorder) -> None:
+    """From the end of a kernel that writes a plan to the start of a copy that the CPU enqueues on seeing it.
+
+    The plan's count is copied to pinned memory on the plan's stream; the CPU spins on it, then enqueues.
+    """
+    plan_stream, copy_stream = new_stream(), new_stream()
+    count = torch.zeros(1024, dtype=torch.int32, device="cuda")
+    seen = torch.zeros(1024, dtype=torch.int32, pin_memory=True)
+    view = seen.numpy()
+    source = torch.zeros(1 << 20, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    engine, samples = CopyEngine(), []
+    for i in range(1, 61):
+        planned, started = new_event(timing=True), new_event(timing=True)
+        with torch.cuda.stream(plan_stream):
+            count.fill_(i)
+            planned.record(plan_stream)
+            seen.copy_(count, non_blocking=True)
+        while view[-1] != i:
+            pass
+        started.record(copy_stream)
+        engine.copy(target.data_ptr(), source.data_ptr(), 1 << 20, HOST_TO_DEVICE, copy_stream.cuda_stream)
+        torch.cuda.synchronize()
+        samples.append(planned.elapsed_time(started) * 1e-3)
+    timing = summarise(samples[10:])
+    recorder.add("plan_to_host", timing.median_s, timing.spread_s, timing.repetitions)
+
+
+def bench_pack(recorder: Recorder, bench: GatherBench) -> None:
+    """The CPU packs scattered blocks into one staging buffer, by torch's threads and by one."""
+    host = bench.host.view(bench.num_host_blocks, -1).view(torch.int64)
+    staging = torch.empty(4096, host.shape[1], dtype=torch.int64, pin_memory=True)
+    threads = torch.get_num_threads()
+    for used in (threads, 1):
+        torch.set_num_threads(used)
+        samples = []
+        for _ in range(7):
+            ids = torch.randint(0, bench.num_host_blocks, (4096,))
+            began = time.perf_counter()
+            torch.index_select(host, 0, ids, out=staging)
+            samples.append(time.perf_counter() - began)
+        timing = summarise(samples[1:])
+        recorder.add("pack", timing.median_s, timing.spread_s, timing.repetitions, staging.numel() * 8, threads=used)
+    torch.set_num_threads(threads)
+
+
+def bench_overheads(recorder: Recorder) -> None:
+    """Graph launch, and a dependency between two streams of a graph."""
+    value = torch.zeros(1, device="cuda")
+    streams = (new_stream(), new_stream())
+
+    def chain() -> None:
+        current = torch.cuda.current_stream()
+        for stream in streams:
+            ready = new_event()
+            ready.record(current)
+            stream.wait_event(ready)
+            with torch.cuda.stream(stream):
+                value.fill_(0.0)
+            done = new_event()
+            done.record(stream)
+            current.wait_event(done)
+            with torch.cuda.stream(current):
+                value.fill_(1.0)
+
+    timing = time_launches([chain], 50, 9)
+    recorder.add("cross_stream_pair", timing.median_s / 4, timing.spread_s / 4, timing.repetitions)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value.fill_(0.0)
+    samples = []
+    for _ in range(30):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        samples.append(time.perf_counter() - began)
+    timing = summarise(samples[5:])
+    recorder.add("graph_launch", timing.median_s, timing.spread_s, timing.repetitions)

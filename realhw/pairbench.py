@@ -1,0 +1,73 @@
+"""The pair table: how a kernel kind and a transfer, or two kernel kinds, slow each other in one graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from realhw.geometry import ModelGeometry
+from realhw.graph_timer import Branch, run_branches
+from realhw.kernels.gather.api import GatherConfig
+from realhw.measurement import Recorder
+from realhw.workbench import GatherBench, Work, attention_work, score_work, topk_work, weight_sets
+
+TARGET_S = 2e-3
+"""Each branch alone takes about this long, so that the two end together unless they slow each other."""
+GATHER_CTAS = (8, 16, 32)
+GATHER_PRIORITY = -5
+COPY_BYTES = 1 << 20
+
+
+def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry, batch: int = 32) -> None:
+    """{GEMM, attention, score, top-K} x {copies each way, gather of 8, 16, 32}, {GEMM, attention} x {score, top-K}."""
+    k, n = geometry.layer_weight_shapes()["gate_up"]
+    kernels: dict[str, Work] = {
+        "gemm": weight_sets(n, k).product(2 * batch),
+        "attention": attention_work(geometry, batch, 2048, 2),
+        "score": score_work(geometry, batch, 1024),
+        "topk": topk_work(geometry, batch, 1024, 128),
+    }
+    alone = {name: _alone(work) for name, work in kernels.items()}
+    sides: list[tuple[str, int | None, Work, int]] = [
+        ("ce_h2d", None, bench.copy_h2d(COPY_BYTES), 0),
+        ("ce_d2h", None, bench.copy_d2h(COPY_BYTES), 0),
+        *(("gather", n, bench.gather(256, GatherConfig(num_ctas=n)), GATHER_PRIORITY) for n in GATHER_CTAS),
+    ]
+    for side, ctas, work, priority in sides:
+        side_alone = _alone(work)
+        for name, kernel in kernels.items():
+            _pair(recorder, name, kernel, alone[name], side, ctas, work, side_alone, priority)
+    for name in ("gemm", "attention"):
+        for side in ("score", "topk"):
+            _pair(recorder, name, kernels[name], alone[name], side, None, kernels[side], alone[side], 0)
+
+
+def _alone(work: Work) -> float:
+    """Seconds per launch in a graph of its own, as long as the pair's graph."""
+    once = float(np.median(run_branches([Branch(work.launches, 8)], 3)[:, 0])) / 8
+    calls = max(4, round(TARGET_S / once))
+    return float(np.median(run_branches([Branch(work.launches, calls)], 7)[:, 0])) / calls
+
+
+def _pair(
+    recorder: Recorder, name: str, kernel: Work, kernel_s: float, side: str, ctas: int | None, work: Work,
+    side_s: float, priority: int,
+) -> None:  # fmt: skip
+    first = Branch(kernel.launches, max(4, round(TARGET_S / kernel_s)))
+    second = Branch(work.launches, max(4, round(TARGET_S / side_s)), priority)
+    both = run_branches([first, second], 7)
+    rates = np.array([overlap_rates(a, b, first.calls * kernel_s, second.calls * side_s) for a, b in both])
+    low, mid, high = np.percentile(rates, [25, 50, 75], axis=0)
+    for column, which in enumerate(("kernel_rate", "beside_rate")):
+        recorder.add(
+            "pair", float(mid[column]), float((high - low)[column]), len(rates), unit="1", which=which, kernel=name,
+            beside=side, ctas=ctas,
+        )  # fmt: skip
+
+
+def overlap_rates(first_s: float, second_s: float, first_alone_s: float, second_alone_s: float) -> tuple[float, float]:
+    """Rate of each branch while both ran, 1 = alone: what is left when one ends runs alone."""
+    if first_s <= second_s:
+        done_s = second_alone_s - (second_s - first_s)
+        return first_alone_s / first_s, max(0.0, done_s) / first_s
+    done_s = first_alone_s - (first_s - second_s)
+    return max(0.0, done_s) / second_s, second_alone_s / second_s
