@@ -159,10 +159,9 @@ def run_kernel(
     heads: ReplayedHeads,
 ) -> HeadCounts:
     """Run the compiled batch loop over all replayed heads."""
-    from simulator.residency_kernel import COUNTS, make_scratch, make_slots, replay_heads
+    from simulator.residency_kernel import COUNTS, make_state, replay_heads
 
-    num_steps, num_replayed, max_blocks = len(num_blocks), len(heads.layer), int(num_blocks.max())
-    per_scope = int(heads.scope_start[1])
+    num_steps, num_replayed, per_scope = len(num_blocks), len(heads.layer), int(heads.scope_start[1])
     out = HeadCounts(
         counts=np.zeros((len(COUNTS), num_replayed, num_steps), dtype=np.int32),
         mass=np.zeros((num_replayed, num_steps), dtype=np.int64),
@@ -181,13 +180,12 @@ def run_kernel(
         heads.scope_start,
         allowed_blocks(Fraction(settings.fetch_cap), settings.num_kept * per_scope, num_steps),
         settings.num_kept,
-        settings.on_demand,
         settings.lookahead_k,
         settings.lookahead_mode == "refine",
         settings.miss_rule == "stall",
         settings.eviction == "lowest-score",
-        make_slots(per_scope, settings.num_slots, max_blocks),
-        make_scratch(per_scope, settings.num_kept, settings.num_slots, max_blocks),
+        *make_state(per_scope, settings.num_slots, int(num_blocks.max())),
+        np.zeros(settings.num_slots, dtype=np.int64),
         out.counts,
         out.mass,
         out.coverage,
