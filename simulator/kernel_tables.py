@@ -2,9 +2,8 @@
 
 The tables are a random half of a grid. Each is placed on its grid, its holes are filled along the axes from their
 nearest neighbours, and a query is a multilinear interpolation between filled corners; outside them there is no answer.
-Space, decided on held-out rows (docs/catalog.md): decode attention is linear in batch and KV length, so seconds are
-interpolated in linear coordinates; GEMM jumps between tile shapes, so what is interpolated is the ratio to a roofline,
-in log2 coordinates.
+Seconds are interpolated in linear coordinates: on held-out rows logarithms are three times as far off for attention
+and no better for GEMM (docs/catalog.md).
 
 Source: ai-dynamo/aiconfigurator at commit 095f58a5 (Apache-2.0), vLLM 0.24.0, bf16.
 """
@@ -12,7 +11,6 @@ Source: ai-dynamo/aiconfigurator at commit 095f58a5 (Apache-2.0), vLLM 0.24.0, b
 from __future__ import annotations
 
 import itertools
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,8 @@ TABLES = Path(__file__).resolve().parent / "data" / "kernels"
 GEMM_COLUMNS = ("m", "n", "k")
 ATTENTION_COLUMNS = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
 LARGEST_LINEAR_HEAD_DIM = 256
-"""Beyond it the tables' kernel (FA4) is not linear: at 64 tokens it takes 1.70 ms for batch 256, 0.33 ms for 1,024."""
+"""Beyond it the tables' kernel (FA4) is not linear in the batch. Source: the H200 rows of 16 query and 2 KV heads of
+512 at 64 tokens: 1.70 ms for batch 256, 0.33 ms for 1,024."""
 Float: TypeAlias = NDArray[np.float64]
 
 
@@ -61,33 +60,9 @@ class Grid:
         return None if total != total else total
 
 
-@dataclass(frozen=True, slots=True)
-class GemmTable:
-    """Seconds of [m, k] x [k, n]: a roofline times an interpolated ratio."""
-
-    bytes_per_s: float
-    flops: float
-    t0_s: float
-    ratio: Grid
-
-    def seconds(self, m: float, n: float, k: float) -> float | None:
-        ratio = self.ratio.at(math.log2(m), math.log2(n), math.log2(k))
-        if ratio is None:
-            return None
-        moved_s = 2 * (n * k + m * k + m * n) / self.bytes_per_s
-        return ratio * (self.t0_s + max(moved_s, 2 * m * n * k / self.flops))
-
-
-def gemm_table(m: Float, n: Float, k: Float, seconds: Float) -> GemmTable:
-    """Table of measured products. The roofline's bandwidth, FLOP/s and start-up are the best of the table."""
-    num_bytes, flops = 2 * (n * k + m * k + m * n), 2 * m * n * k
-    empty = Grid((), np.empty(0))
-    roofline = GemmTable(
-        float((num_bytes / seconds).max()), float((flops / seconds).max()), float(seconds.min()), empty
-    )
-    axes, grid = _on_grid([np.log2(m), np.log2(n), np.log2(k)], seconds / _roofline_s(roofline, m, n, k))
-    ratio = _fill(axes, grid, axes)
-    return GemmTable(roofline.bytes_per_s, roofline.flops, roofline.t0_s, ratio)
+def gemm_table(m: Float, n: Float, k: Float, seconds: Float) -> Grid:
+    """Seconds of [m, k] x [k, n] over (m, n, k)."""
+    return _grid([m, n, k], seconds)
 
 
 AttentionTable: TypeAlias = dict[tuple[int, int], Grid]
@@ -102,16 +77,15 @@ def attention_table(
     for kv_heads, dim in sorted(set(zip(num_kv_heads.tolist(), head_dim.tolist(), strict=True))):
         rows = (num_kv_heads == kv_heads) & (head_dim == dim)
         points = [batch[rows], kv_len[rows], num_q_heads[rows]]
-        axes, grid = _on_grid(points, seconds[rows])
         extend = (0, 1) if dim <= LARGEST_LINEAR_HEAD_DIM else ()
-        table[int(kv_heads), int(dim)] = _fill(axes, grid, [np.log2(x) for x in axes], extend)
+        table[int(kv_heads), int(dim)] = _grid(points, seconds[rows], extend)
     return table
 
 
 @lru_cache(maxsize=65_536)
 def gemm_s(table: str, m: int, n: int, k: int) -> float | None:
     """Measured seconds of a bf16 product of `m` rows by a [k, n] weight; null where the table does not reach."""
-    return _gemm(table).seconds(m, n, k)
+    return _gemm(table).at(m, n, k)
 
 
 @lru_cache(maxsize=65_536)
@@ -137,7 +111,10 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Float]:
     missing = [name for name in (*names, "latency_ms") if name not in file.schema_arrow.names]
     if missing:
         raise InputError(f"{path}: missing column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}")
-    table = file.read(columns=[*names, "latency_ms"])
+    try:
+        table = file.read(columns=[*names, "latency_ms"])
+    except OSError as e:  # pyarrow's error for a damaged page
+        raise InputError(f"{path}: damaged table: {' '.join(str(e).split())[:120]}") from None
     columns: dict[str, Float] = {}
     for name in table.column_names:
         try:
@@ -164,7 +141,7 @@ def _parquet(path: Path) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _gemm(table: str) -> GemmTable:
+def _gemm(table: str) -> Grid:
     columns = read_columns(_file(table, "gemm"), GEMM_COLUMNS)
     return gemm_table(columns["m"], columns["n"], columns["k"], columns["latency_ms"] / 1e3)
 
@@ -187,23 +164,16 @@ def _file(table: str, kernel: str) -> Path:
     return path
 
 
-def _roofline_s(table: GemmTable, m: Float | float, n: Float | float, k: Float | float) -> Float:
-    moved = 2 * (n * k + m * k + m * n) / table.bytes_per_s
-    return np.asarray(table.t0_s + np.maximum(moved, 2 * m * n * k / table.flops))
+def _grid(points: Sequence[Float], values: Float, extend: tuple[int, ...] = ()) -> Grid:
+    """Values at scattered grid points, holes filled.
 
-
-def _on_grid(points: Sequence[Float], values: Float) -> tuple[list[Float], Float]:
+    A hole becomes the mean of what each axis' neighbours say, weighted by 1 / (distance in octaves)^2. `extend`: axes
+    along which one grid step past the last measurement is drawn on in a straight line.
+    """
     axes = [np.unique(p) for p in points]
     grid = np.full([len(axis) for axis in axes], np.nan)
     grid[tuple(np.searchsorted(axis, p) for axis, p in zip(axes, points, strict=True))] = values
-    return axes, grid
-
-
-def _fill(axes: list[Float], grid: Float, octaves: list[Float], extend: tuple[int, ...] = ()) -> Grid:
-    """Holes become the mean of what each axis' neighbours say, weighted by 1 / (distance in octaves)^2.
-
-    `extend`: axes along which one grid step past the last measurement is drawn on in a straight line.
-    """
+    octaves = [np.log2(axis) for axis in axes]
     everywhere = range(len(axes))
     while _fill_with(_between, axes, grid, octaves, everywhere):
         pass

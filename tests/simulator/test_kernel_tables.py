@@ -72,7 +72,7 @@ def test_gemm_on_rows_never_interpolated_from(table: str) -> None:
     shape, measured_s = [c[name] for name in GEMM_COLUMNS], c["latency_ms"] / 1e3
     out = held_out(shape)
     model = gemm_table(*(column[~out] for column in shape), measured_s[~out])
-    predicted = [model.seconds(*row) for row in np.stack(shape, axis=1)[out].tolist()]
+    predicted = [model.at(*row) for row in np.stack(shape, axis=1)[out].tolist()]
     reached = np.array([p is not None for p in predicted])
     assert reached.mean() > 0.99
     error = np.array([p for p in predicted if p is not None]) / measured_s[out][reached] - 1
@@ -115,8 +115,8 @@ def test_a_warm_call_is_fast() -> None:
     model = gemm_table(
         *(np.array(x, dtype=float) for x in ([32, 32, 64, 64], [64, 128, 64, 128], [64] * 4)), np.ones(4)
     )
-    assert model.seconds(48, 96, 64) is not None
-    assert min(timeit.repeat(lambda: model.seconds(48, 96, 64), number=200, repeat=5)) / 200 < 50e-6
+    assert model.at(48, 96, 64) is not None
+    assert min(timeit.repeat(lambda: model.at(48, 96, 64), number=200, repeat=5)) / 200 < 50e-6
     gemm_s("h100_sxm", 32, 6144, 4096)
     assert min(timeit.repeat(lambda: gemm_s("h100_sxm", 32, 6144, 4096), number=200, repeat=5)) / 200 < 5e-6
 
