@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from simulator.catalog import load_hardware
-from simulator.kernel_check import check_table, summarise
+from simulator.kernel_check import check_table
 from simulator.kernel_tables import (
     ATTENTION_COLUMNS,
     GEMM_COLUMNS,
@@ -45,25 +45,28 @@ def attention_rows(table: str) -> tuple[list[Float], Float]:
 
 @pytest.mark.parametrize("table", ["h100_sxm", "h200_sxm"])
 def test_attention_on_rows_never_interpolated_from(table: str) -> None:
+    """GQA with KV beyond twice the L2, by table or, outside its reach, roofline. The aim is 5 % and 15 %."""
     shape, measured_s = attention_rows(table)
     out = held_out(shape)
     model = attention_table(*(column[~out] for column in shape), measured_s[~out])
-    error = []
+    kernels = load_hardware(table.replace("_", "-")).kernels
+    error, reached = [], []
     for row, seconds in zip(np.stack(shape, axis=1)[out].tolist(), measured_s[out], strict=True):
         batch, kv_len, q_heads, kv_heads, head_dim = row
-        predicted = model[int(kv_heads), int(head_dim)].at(batch, kv_len, q_heads)
         kv_bytes = batch * kv_len * kv_heads * head_dim * 4
-        if q_heads > kv_heads and kv_bytes > 2 * L2_BYTES:
-            error.append(np.nan if predicted is None else predicted / seconds - 1)
-    reached = np.array(error)[~np.isnan(error)]
+        if q_heads == kv_heads or kv_bytes <= 2 * L2_BYTES:
+            continue
+        predicted = model[int(kv_heads), int(head_dim)].at(batch, kv_len, q_heads)
+        reached.append(predicted is not None)
+        if predicted is None:
+            predicted = kernels.attention_t0_s.value + kv_bytes / kernels.attention_bytes_per_s.value
+        error.append(predicted / seconds - 1)
     assert len(error) > 250
-    assert len(reached) > 0.9 * len(error)
-    summary = summarise(reached)
-    assert summary.median_abs_error is not None
-    assert summary.p90_abs_error is not None
-    assert summary.median_abs_error <= 0.025
-    assert summary.p90_abs_error <= 0.10
-    assert abs(float(reached.mean())) <= 0.02
+    assert np.mean(reached) > 0.9
+    magnitude = np.abs(error)
+    assert np.median(magnitude) <= 0.025
+    assert np.quantile(magnitude, 0.9) <= 0.10
+    assert abs(np.mean(error)) <= 0.03
 
 
 @pytest.mark.parametrize("table", ["h100_sxm", "h200_sxm"])
