@@ -73,7 +73,7 @@ EXTRA = {
     "min_recall": "1",
     "bound_detail": "",
 }
-"""Columns for plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that resource bound."""
+"""For plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that bound."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")

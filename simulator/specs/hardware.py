@@ -33,7 +33,7 @@ class KernelFigures(Spec):
     """Time of a kernel inside a captured graph: `t0` + bytes / rate (and flops / rate where larger)."""
 
     table: str | None = None
-    """Measured GEMM and dense decode-attention tables of the catalog (`h100_sxm`, `h200_sxm`), used where they reach."""
+    """Measured GEMM and dense decode-attention tables (`h100_sxm`, `h200_sxm`), used where they reach."""
     gemm_t0_s: Figure
     gemm_bytes_per_s: Figure
     attention_t0_s: Figure
