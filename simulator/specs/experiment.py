@@ -59,7 +59,7 @@ class ExperimentSpec(Spec):
     hardware: str = "h100-sxm"
     trace: str = "smollm2-135m-reasoning"
     trace_group: str | None = None
-    """Request of the trace that is replayed. Null: the first one whose context is `workload.context_tokens`, if given."""
+    """Request of the trace that is replayed. Null: the first whose context is `workload.context_tokens`, if given."""
     mapping: MappingSpec = MappingSpec()
     policy: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the system's policy (keys of PolicySpec)."""
