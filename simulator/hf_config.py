@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "MixtralForCausalLM": Architecture(window="all", moe="mixtral"),
     "Qwen2ForCausalLM": Architecture(window="qwen"),
     "Qwen3ForCausalLM": Architecture(window="qwen", derives_head_dim=False),
-    "Qwen3MoeForCausalLM": Architecture(window="qwen", derives_head_dim=False, moe="qwen3"),
+    "Qwen3MoeForCausalLM": Architecture(window="qwen", moe="qwen3"),
     "GemmaForCausalLM": Architecture(tied=True, derives_head_dim=False),
     "Gemma2ForCausalLM": Architecture(tied=True, derives_head_dim=False, window="gemma2"),
     "Gemma3ForCausalLM": Architecture(tied=True, derives_head_dim=False, window="gemma3"),

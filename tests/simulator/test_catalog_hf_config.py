@@ -126,3 +126,9 @@ def test_unreadable_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(InputError, match="is a JSON object, got list"):
         load_model(tmp_path)
+
+
+def test_head_dim_is_derived_where_the_architecture_derives_it() -> None:
+    without = {key: value for key, value in QWEN3_MOE.items() if key != "head_dim"}
+    assert from_hf_config(without, "m", "c").head_dim == 2048 // 32
+    assert from_hf_config(LLAMA | {"head_dim": 64}, "m", "c").head_dim == 64
