@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simulator import step_layout as at
 from simulator.engine_rates import B, C, D, H, Kind
 from simulator.step_layout import StepRules, StepWork
+from simulator.topology import HostTopology
 
 Process = Generator[simpy.Event, Any, Any]
 ENGINE_NAMES = ("compute", "side stream", "H2D", "D2H")
@@ -39,6 +40,7 @@ class Engines:
 
     def __init__(self, env: simpy.Environment, rates: NDArray[np.float64], link_share: float) -> None:
         self.env, self.rates, self.link_share = env, rates, link_share
+        self.on_link_change: Callable[[], None] = lambda: None
         self.kind = [0, 0, 0, 0]
         self.left = [0.0] * 4
         self.done: list[simpy.Event | None] = [None] * 4
@@ -74,6 +76,8 @@ class Engines:
         assert event is not None
         event.succeed()
         self._reschedule()
+        if engine == H:
+            self.on_link_change()
 
     def run(self, engine: int, kind: int, work_s: float) -> simpy.Event:
         """Start `work_s` seconds (alone) of work; the event fires when it is done."""
@@ -84,6 +88,8 @@ class Engines:
         self._progress()
         self.kind[engine], self.left[engine], self.done[engine] = kind, work_s, event
         self._reschedule()
+        if engine == H:
+            self.on_link_change()
         return event
 
     def pause(self, engine: int) -> float:
@@ -91,7 +97,16 @@ class Engines:
         self._progress()
         left, self.done[engine], self.kind[engine] = self.left[engine], None, 0
         self._reschedule()
+        if engine == H:
+            self.on_link_change()
         return left
+
+    def set_link_share(self, share: float) -> None:
+        """Another GPU started or stopped transferring: H goes on at `share` of its solo rate."""
+        if share != self.link_share:
+            self._progress()
+            self.link_share = share
+            self._reschedule()
 
 
 class Flags:
@@ -114,10 +129,16 @@ class StepReference:
     """Plays `work` for all its steps; `step_s` [T], `parts_s` [T, 13] and `records` are read afterwards."""
 
     def __init__(
-        self, rules: StepRules, work: StepWork, rates: NDArray[np.float64], link_share: float = 1.0, gpu: int = 0
+        self,
+        rules: StepRules,
+        work: StepWork,
+        rates: NDArray[np.float64],
+        link_share: float = 1.0,
+        gpu: int = 0,
+        env: simpy.Environment | None = None,
     ) -> None:
         self.rules, self.work, self.gpu = rules, work, gpu
-        self.env = simpy.Environment()
+        self.env = env or simpy.Environment()
         self.engines = Engines(self.env, rates, link_share)
         self.num_steps = work.durations_s.shape[0]
         self.step_s = np.zeros(self.num_steps)
@@ -132,11 +153,15 @@ class StepReference:
         self.prefetch_ready: list[tuple[int, int, float, simpy.Event]] = []
 
     def play(self) -> StepReference:
+        self.env.run(until=self.start())
+        return self
+
+    def start(self) -> simpy.Process:
+        """Start all streams; returns the compute stream's process, which ends with the last step."""
         compute = self.env.process(self._compute())
         for process in (self._side(), self._first(), self._prefetch(), self._write_back(), self._link()):
             self.env.process(process)
-        self.env.run(until=compute)
-        return self
+        return compute
 
     def _record(self, engine: int, kind: str, step: int, layer: int, start_s: float) -> None:
         if self.env.now > start_s:
@@ -295,6 +320,30 @@ class StepReference:
                 yield self.engines.run(D, 1, float(self.work.write_s[t, layer]))
                 self._record(D, "write back", t, layer, start)
                 self.written.set(t, layer)
+
+
+def play_host(
+    runs: Sequence[tuple[StepRules, StepWork]],
+    rates: NDArray[np.float64],
+    topology: HostTopology,
+    solo_bytes_per_s: float,
+) -> list[StepReference]:
+    """All GPUs of a host with link shares that change the moment a transfer starts or ends anywhere.
+
+    What the timeline approximates by shares that are constants of a step.
+    """
+    env = simpy.Environment()
+    gpus = [StepReference(rules, work, rates, gpu=gpu, env=env) for gpu, (rules, work) in enumerate(runs)]
+
+    def share_out() -> None:
+        transferring = [gpu.gpu for gpu in gpus if gpu.engines.done[H] is not None]
+        for index, share in topology.shares(transferring, solo_bytes_per_s).items():
+            gpus[index].engines.set_link_share(share)
+
+    for gpu in gpus:
+        gpu.engines.on_link_change = share_out
+    env.run(until=env.all_of([gpu.start() for gpu in gpus]))
+    return gpus
 
 
 PHASE_NAMES = (
