@@ -56,19 +56,19 @@ def make_state(num_heads: int, num_slots: int, max_blocks: int) -> tuple[NDArray
 
 
 @_compiled
-def sort_ascending(values: Any, count: int) -> None:
-    """Shell sort of values[:count]: the lists are short, and numba's own sort takes seconds to compile."""
+def sort_ascending(lists: Any, head: int, which: int, start: int, count: int) -> None:
+    """Shell sort of `count` entries of a list: they are few, and numba's own sort takes seconds to compile."""
     gap = 1
     while 3 * gap + 1 < count:
         gap = 3 * gap + 1
     while gap > 0:
-        for i in range(gap, count):
-            value = values[i]
+        for i in range(start + gap, start + count):
+            value = lists[head, which, i]
             j = i
-            while j >= gap and values[j - gap] > value:
-                values[j] = values[j - gap]
+            while j >= start + gap and lists[head, which, j - gap] > value:
+                lists[head, which, j] = lists[head, which, j - gap]
                 j -= gap
-            values[j] = value
+            lists[head, which, j] = value
         gap //= 3
 
 
@@ -100,196 +100,206 @@ def take_smallest(keys: Any, count: int, num_wanted: int) -> None:
 
 @_compiled
 def put_first(
-    blocks: Any, mark: int, stamp: int, other: int, ranking: Any, num_kept: int, num_selectable: int
-) -> tuple[int, int]:
+    blocks: Any, head: int, mark: int, stamp: int, other: int, ids: Any, row: int, layer: int, kv_head: int,
+    num_kept: int, num_selectable: int,
+) -> tuple[int, int]:  # fmt: skip
     """Stamp the first K selectable blocks of a ranking into set `mark`; returns (how many, how many are in `other`)."""
     count = 0
     num_shared = 0
-    for rank in range(len(ranking)):
-        block = ranking[rank]
+    for rank in range(ids.shape[3]):
+        block = ids[row, layer, kv_head, rank]
         if block < 0 or count == num_kept:
             break
-        if block < num_selectable and blocks[mark, block] != stamp:
-            blocks[mark, block] = stamp
+        if block < num_selectable and blocks[head, mark, block] != stamp:
+            blocks[head, mark, block] = stamp
             count += 1
-            num_shared += blocks[other, block] == stamp
+            num_shared += blocks[head, other, block] == stamp
     return count, num_shared
 
 
 @_compiled
-def admit(slots: Any, blocks: Any, lists: Any, tally: Any, num_kept: int, num_selectable: int, ranking: Any) -> None:
-    """Make the first K selectable blocks of a ranking resident from step 0, ascending ids in slots 0, 1, …"""
-    count = np.int64(0)
-    fetch = lists[FETCH]
-    for rank in range(len(ranking)):
-        block = ranking[rank]
-        if block < 0 or count == num_kept:
-            break
-        if block < num_selectable and blocks[FUTURE_SLOT, block] < 0:
-            blocks[FUTURE_SLOT, block] = 0
-            fetch[count] = block
-            count += 1
-    sort_ascending(fetch, count)
-    for slot in range(count):
-        slots[BLOCK, slot] = fetch[slot]
-        slots[DUE, slot] = 0
-        blocks[FUTURE_SLOT, fetch[slot]] = slot
-    tally[NUM_FUTURE] = count
+def admit_heads(
+    slots: Any, blocks: Any, lists: Any, tally: Any, num_kept: int, num_selectable: int, ids: Any, layers: Any,
+    heads: Any,
+) -> None:  # fmt: skip
+    """Empty the slots, then make the first K selectable blocks of row 0 resident, ascending ids in slots 0, 1, …
+
+    ids: int32 [rows, L, H, W]; head i reads ids[0, layers[i], heads[i]].
+    """
+    slots[:, BLOCK] = FREE
+    slots[:, LEAVES] = NEVER
+    blocks[:] = 0
+    blocks[:, FUTURE_SLOT] = FREE
+    blocks[:, LAST_SELECTED] = -1
+    for i in range(len(layers)):
+        count = np.int64(0)
+        for rank in range(ids.shape[3]):
+            block = ids[0, layers[i], heads[i], rank]
+            if block < 0 or count == num_kept:
+                break
+            if block < num_selectable and blocks[i, FUTURE_SLOT, block] < 0:
+                blocks[i, FUTURE_SLOT, block] = 0
+                lists[i, FETCH, count] = block
+                count += 1
+        sort_ascending(lists, i, FETCH, 0, count)
+        for slot in range(count):
+            block = lists[i, FETCH, slot]
+            slots[i, BLOCK, slot] = block
+            slots[i, DUE, slot] = 0
+            blocks[i, FUTURE_SLOT, block] = slot
+        tally[i, NUM_FUTURE] = count
 
 
 @_compiled
-def begin(
-    slots: Any, blocks: Any, lists: Any, tally: Any, step: int, num_kept: int, filled_from: int, filled_to: int
-) -> int:
+def begin_head(
+    slots: Any, blocks: Any, lists: Any, tally: Any, head: int, step: int, num_kept: int, filled_from: int,
+    filled_to: int,
+) -> int:  # fmt: skip
     """Free the slots whose blocks leave at `step`, then let newly filled blocks enter; returns the victims of that.
 
     Blocks filled_from … filled_to − 1 have filled since the last step. Their victims are the least recently selected
-    blocks under either eviction, as no ranking is at hand yet; the last one is in lists[VICTIMS, 0].
+    blocks under either eviction, as no ranking is at hand yet; the last one is in VICTIMS.
     """
-    num_slots = slots.shape[1]
-    max_blocks = blocks.shape[1]
-    for slot in range(num_slots):
-        if slots[LEAVES, slot] <= step:
-            slots[BLOCK, slot] = FREE
-            slots[LEAVES, slot] = NEVER
+    num_slots = slots.shape[2]
+    max_blocks = blocks.shape[2]
+    if num_slots > num_kept:
+        for slot in range(num_slots):
+            if slots[head, LEAVES, slot] <= step:
+                slots[head, BLOCK, slot] = FREE
+                slots[head, LEAVES, slot] = NEVER
     num_victims = 0
     for filled in range(filled_from, filled_to):
         target = FREE
         victim_slot = FREE
         smallest = np.int64(0)
         for slot in range(num_slots):
-            resident = slots[BLOCK, slot]
+            resident = slots[head, BLOCK, slot]
             if resident < 0:
                 if target < 0:
                     target = slot
-            elif slots[LEAVES, slot] == NEVER:
-                key = np.int64(blocks[LAST_SELECTED, resident]) * max_blocks + resident
+            elif slots[head, LEAVES, slot] == NEVER:
+                key = np.int64(blocks[head, LAST_SELECTED, resident]) * max_blocks + resident
                 if victim_slot < 0 or key < smallest:
                     smallest = key
                     victim_slot = slot
-        if tally[NUM_FUTURE] == num_kept:
-            victim = slots[BLOCK, victim_slot]
-            blocks[FUTURE_SLOT, victim] = FREE
-            slots[BLOCK, victim_slot] = FREE
-            lists[VICTIMS, 0] = victim
+        if tally[head, NUM_FUTURE] == num_kept:
+            victim = slots[head, BLOCK, victim_slot]
+            blocks[head, FUTURE_SLOT, victim] = FREE
+            slots[head, BLOCK, victim_slot] = FREE
+            lists[head, VICTIMS, 0] = victim
             num_victims += 1
             if target < 0:
                 target = victim_slot
         else:
-            tally[NUM_FUTURE] += 1
-        slots[BLOCK, target] = filled
-        slots[DUE, target] = step
-        slots[LEAVES, target] = NEVER
-        blocks[FUTURE_SLOT, filled] = target
-        blocks[LAST_SELECTED, filled] = step
-    tally[NUM_FETCHED] = 0
+            tally[head, NUM_FUTURE] += 1
+        slots[head, BLOCK, target] = filled
+        slots[head, DUE, target] = step
+        slots[head, LEAVES, target] = NEVER
+        blocks[head, FUTURE_SLOT, filled] = target
+        blocks[head, LAST_SELECTED, filled] = step
+    tally[head, NUM_FETCHED] = 0
     return num_victims
 
 
 @_compiled
 def list_missing(
-    blocks: Any, fetch: Any, step: int, stamp: int, ranking: Any, num_kept: int, num_selectable: int
-) -> int:
+    blocks: Any, lists: Any, tally: Any, head: int, step: int, stamp: int, ids: Any, row: int, layer: int,
+    kv_head: int, num_kept: int, num_selectable: int,
+) -> None:  # fmt: skip
     """Mark the first K selectable blocks as predicted and list those outside the future set, by rank."""
     count = 0
     num_missing = 0
-    for rank in range(len(ranking)):
-        block = ranking[rank]
+    for rank in range(ids.shape[3]):
+        block = ids[row, layer, kv_head, rank]
         if block < 0 or count == num_kept:
             break
-        if block < num_selectable and blocks[PREDICTED, block] != stamp:
-            blocks[PREDICTED, block] = stamp
-            blocks[LAST_SELECTED, block] = step
+        if block < num_selectable and blocks[head, PREDICTED, block] != stamp:
+            blocks[head, PREDICTED, block] = stamp
+            blocks[head, LAST_SELECTED, block] = step
             count += 1
-            if blocks[FUTURE_SLOT, block] < 0:
-                fetch[num_missing] = block
+            if blocks[head, FUTURE_SLOT, block] < 0:
+                lists[head, FETCH, num_missing] = block
                 num_missing += 1
-    return num_missing
+    tally[head, NUM_MISSING] = num_missing
+    tally[head, NUM_BOUND] = 0
+    tally[head, NUM_FETCHED] = 0
 
 
 @_compiled
 def list_unattended(
-    slots: Any, blocks: Any, lists: Any, step: int, stamp: int, ranking: Any, num_kept: int, num_selectable: int
-) -> tuple[int, int]:
-    """List the true blocks that attention would not find; returns (how many, how many of them are in flight).
+    slots: Any, blocks: Any, lists: Any, tally: Any, head: int, step: int, stamp: int, ids: Any, row: int, layer: int,
+    kv_head: int, num_kept: int, num_selectable: int,
+) -> None:  # fmt: skip
+    """List the true blocks that attention would not find; those in flight come last.
 
     `stamp` marks the sets TRUE and ATTENDED of this step. A block in flight is not waited for: it is fetched again
-    into the slot that it is bound for. Those come last.
+    into the slot that it is bound for.
     """
-    fetch, bound = lists[FETCH], lists[TARGETS]
     num_new = 0
     num_bound = 0
     seen = 0
-    for rank in range(len(ranking)):
-        block = ranking[rank]
+    for rank in range(ids.shape[3]):
+        block = ids[row, layer, kv_head, rank]
         if block < 0 or seen == num_kept:
             break
-        if block >= num_selectable or blocks[TRUE, block] != stamp:
+        if block >= num_selectable or blocks[head, TRUE, block] != stamp:
             continue
         seen += 1
-        if blocks[ATTENDED, block] == stamp:
+        if blocks[head, ATTENDED, block] == stamp:
             continue
-        slot = blocks[FUTURE_SLOT, block]
+        slot = blocks[head, FUTURE_SLOT, block]
         if slot >= 0:
-            slots[DUE, slot] = step
-            bound[num_bound] = block
+            slots[head, DUE, slot] = step
+            lists[head, TARGETS, num_bound] = block
             num_bound += 1
         else:
-            fetch[num_new] = block
+            lists[head, FETCH, num_new] = block
             num_new += 1
     for i in range(num_bound):
-        fetch[num_new + i] = bound[i]
-    return num_new + num_bound, num_bound
+        lists[head, FETCH, num_new + i] = lists[head, TARGETS, i]
+    tally[head, NUM_MISSING] = num_new + num_bound
+    tally[head, NUM_BOUND] = num_bound
+    tally[head, NUM_FETCHED] = num_new + num_bound
 
 
 @_compiled
 def commit(
-    slots: Any,
-    blocks: Any,
-    lists: Any,
-    tally: Any,
-    keys: Any,
-    step: int,
-    due: int,
-    num_kept: int,
-    keep: int,
-    stamp: int,
-    by_score: bool,
-    ranking: Any,
-) -> None:
+    slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, head: int, step: int, due: int, num_kept: int,
+    keep: int, stamp: int, by_score: bool, ids: Any, row: int, layer: int, kv_head: int,
+) -> None:  # fmt: skip
     """Fetch the first NUM_FETCHED blocks of FETCH for step `due` and evict what is one too many; sorts the list.
 
     Victims come from the future set without the blocks stamped into the set `keep`. The last NUM_BOUND blocks have
     their slots already. Writes the rest of `lists` and `tally`.
     """
-    fetch, victims, targets = lists[FETCH], lists[VICTIMS], lists[TARGETS]
-    num_slots = slots.shape[1]
-    max_blocks = blocks.shape[1]
-    num_fetched = np.int64(tally[NUM_FETCHED])
-    num_new = num_fetched - tally[NUM_BOUND]
-    num_victims = tally[NUM_FUTURE] + num_new - num_kept
+    num_slots = slots.shape[2]
+    max_blocks = blocks.shape[2]
+    width = ids.shape[3]
+    num_fetched = np.int64(tally[head, NUM_FETCHED])
+    num_new = num_fetched - tally[head, NUM_BOUND]
+    num_victims = tally[head, NUM_FUTURE] + num_new - num_kept
     if num_victims < 0:
         num_victims = 0
     if by_score and num_victims > 0:
-        for rank in range(len(ranking)):
-            block = ranking[rank]
+        for rank in range(width):
+            block = ids[row, layer, kv_head, rank]
             if block < 0:
                 break
             if block < max_blocks:
-                blocks[RANK, block] = rank
-                blocks[RANKED, block] = stamp
+                blocks[head, RANK, block] = rank
+                blocks[head, RANKED, block] = stamp
     num_free = np.int64(0)
     num_candidates = np.int64(0)
     for slot in range(num_slots):
-        block = slots[BLOCK, slot]
+        block = slots[head, BLOCK, slot]
         if block < 0:
-            targets[num_free] = slot
+            lists[head, TARGETS, num_free] = slot
             num_free += 1
-        elif slots[LEAVES, slot] == NEVER and blocks[keep, block] != stamp:
+        elif slots[head, LEAVES, slot] == NEVER and blocks[head, keep, block] != stamp:
             if not by_score:
-                key = np.int64(blocks[LAST_SELECTED, block] + 1) * max_blocks + block
-            elif blocks[RANKED, block] == stamp:
-                key = np.int64(max_blocks + len(ranking) - blocks[RANK, block])
+                key = np.int64(blocks[head, LAST_SELECTED, block] + 1) * max_blocks + block
+            elif blocks[head, RANKED, block] == stamp:
+                key = np.int64(max_blocks + width - blocks[head, RANK, block])
             else:
                 key = np.int64(block)
             keys[num_candidates] = key * num_slots + slot
@@ -297,38 +307,41 @@ def commit(
     if num_victims < num_candidates:
         take_smallest(keys, num_candidates, num_victims)
     for i in range(num_victims):
-        targets[num_free + i] = keys[i] % num_slots
-    sort_ascending(targets[num_free:], num_victims)
-    sort_ascending(fetch, num_new)
+        lists[head, TARGETS, num_free + i] = keys[i] % num_slots
+    sort_ascending(lists, head, TARGETS, num_free, num_victims)
+    sort_ascending(lists, head, FETCH, 0, num_new)
     for i in range(num_victims):
-        slot = targets[num_free + i]
-        victims[i] = slots[BLOCK, slot]
-        blocks[FUTURE_SLOT, victims[i]] = FREE
+        slot = lists[head, TARGETS, num_free + i]
+        victim = slots[head, BLOCK, slot]
+        lists[head, VICTIMS, i] = victim
+        blocks[head, FUTURE_SLOT, victim] = FREE
         if due > step:
-            slots[LEAVES, slot] = due
+            slots[head, LEAVES, slot] = due
         else:
-            slots[BLOCK, slot] = FREE
+            slots[head, BLOCK, slot] = FREE
     for i in range(num_new):
-        slot = targets[i]
-        slots[BLOCK, slot] = fetch[i]
-        slots[DUE, slot] = due
-        slots[LEAVES, slot] = NEVER
-        blocks[FUTURE_SLOT, fetch[i]] = slot
-    if tally[NUM_BOUND] > 0:
-        sort_ascending(fetch, num_fetched)
+        slot = lists[head, TARGETS, i]
+        block = lists[head, FETCH, i]
+        slots[head, BLOCK, slot] = block
+        slots[head, DUE, slot] = due
+        slots[head, LEAVES, slot] = NEVER
+        blocks[head, FUTURE_SLOT, block] = slot
+    if num_new < num_fetched:
+        sort_ascending(lists, head, FETCH, 0, num_fetched)
     num_runs = 0
     last_block = -2
     last_slot = -2
     for i in range(num_fetched):
-        slot = blocks[FUTURE_SLOT, fetch[i]]
-        if fetch[i] != last_block + 1 or slot != last_slot + 1:
+        block = lists[head, FETCH, i]
+        slot = blocks[head, FUTURE_SLOT, block]
+        if block != last_block + 1 or slot != last_slot + 1:
             num_runs += 1
-        last_block = fetch[i]
+        last_block = block
         last_slot = slot
-    tally[NUM_FUTURE] += num_new - num_victims
-    tally[NUM_VICTIMS] = num_victims
-    tally[NUM_FREE_TAKEN] = min(num_new, num_free)
-    tally[NUM_RUNS] = num_runs
+    tally[head, NUM_FUTURE] += num_new - num_victims
+    tally[head, NUM_VICTIMS] = num_victims
+    tally[head, NUM_FREE_TAKEN] = num_new if num_new < num_free else num_free
+    tally[head, NUM_RUNS] = num_runs
 
 
 @_compiled
@@ -343,72 +356,81 @@ def plan_heads(
     stamp: int,
     num_kept: int,
     num_selectable: int,
-    rankings: Any,
+    ids: Any,
+    row: int,
     layers: Any,
     heads: Any,
+    first: int,
+    num_heads: int,
     allowed: int,
     repairing: bool,
     by_score: bool,
 ) -> int:
     """Plan a fetch for step `due` on every head of a cap scope; returns the allowance that is left.
 
-    rankings: int32 [L, H, W]; head i reads rankings[layers[i], heads[i]]. The allowance is granted by (rank in the
-    missing list, head). When repairing, the rankings are the selector's, `stamp` marks the sets TRUE and ATTENDED and
-    the cap does not hold. Results are in `lists` and `tally`.
+    ids: int32 [rows, L, H, W]; head i reads ids[row, layers[first + i], heads[first + i]]. The allowance is granted
+    by (rank in the missing list, head). When repairing, the ranking is the selector's, `stamp` marks the sets TRUE
+    and ATTENDED and the cap does not hold. Results are in `lists` and `tally`.
     """
-    num_heads = len(layers)
     left = allowed
     most = 0
     for i in range(num_heads):
-        ranking = rankings[layers[i], heads[i]]
+        layer = layers[first + i]
+        kv_head = heads[first + i]
         if repairing:
-            missing, bound = list_unattended(
-                slots[i], blocks[i], lists[i], step, stamp, ranking, num_kept, num_selectable
-            )
-            tally[i, NUM_BOUND] = bound
-            tally[i, NUM_FETCHED] = missing
+            list_unattended(
+                slots, blocks, lists, tally, i, step, stamp, ids, row, layer, kv_head, num_kept, num_selectable
+            )  # fmt: skip
         else:
-            missing = list_missing(blocks[i], lists[i, FETCH], step, stamp, ranking, num_kept, num_selectable)
-            tally[i, NUM_BOUND] = 0
-            tally[i, NUM_FETCHED] = min(left, missing) if num_heads == 1 else 0
-        tally[i, NUM_MISSING] = missing
-        most = max(most, missing)
-    if num_heads == 1 and not repairing:
-        left -= tally[0, NUM_FETCHED]
-    elif not repairing:
-        for rank in range(most):
-            for i in range(num_heads):
-                if left > 0 and rank < tally[i, NUM_MISSING]:
-                    tally[i, NUM_FETCHED] += 1
-                    left -= 1
+            list_missing(blocks, lists, tally, i, step, stamp, ids, row, layer, kv_head, num_kept, num_selectable)
+            if tally[i, NUM_MISSING] > most:
+                most = tally[i, NUM_MISSING]
+    for rank in range(most):
+        if left == 0:
+            break
+        if num_heads == 1:
+            tally[0, NUM_FETCHED] = most if most < left else left
+            left -= tally[0, NUM_FETCHED]
+            break
+        for i in range(num_heads):
+            if left > 0 and rank < tally[i, NUM_MISSING]:
+                tally[i, NUM_FETCHED] += 1
+                left -= 1
     for i in range(num_heads):
-        tally[i, NUM_VICTIMS:] = 0
-        if tally[i, NUM_FETCHED] > 0:
+        if tally[i, NUM_FETCHED] == 0:
+            tally[i, NUM_VICTIMS] = 0
+            tally[i, NUM_FREE_TAKEN] = 0
+            tally[i, NUM_RUNS] = 0
+        else:
+            keep = TRUE if repairing else PREDICTED
             commit(
-                slots[i], blocks[i], lists[i], tally[i], keys, step, due, num_kept, TRUE if repairing else PREDICTED,
-                stamp, by_score, rankings[layers[i], heads[i]],
+                slots, blocks, lists, tally, keys, i, step, due, num_kept, keep, stamp, by_score, ids, row,
+                layers[first + i], heads[first + i],
             )  # fmt: skip
     return left
 
 
 @_compiled
 def read_attended(
-    slots: Any, blocks: Any, step: int, stamp: int, open_block: int, levels: Any, weight_of_level: Any
-) -> tuple[int, int]:
+    slots: Any, blocks: Any, head: int, step: int, stamp: int, open_block: int, levels: Any, layer: int, kv_head: int,
+    weight_of_level: Any,
+) -> tuple[int, int]:  # fmt: skip
     """Stamp the blocks that attention reads at `step`; returns their (integer mass, coverage).
 
     Coverage: 1 where it reads a block without a recorded mass, plus 2 where it reads every block.
     """
-    level = levels[open_block]
+    level = levels[step, layer, kv_head, open_block]
     mass = weight_of_level[level]
     unrecorded = level == 0
     count = 1
-    for slot in range(slots.shape[1]):
-        block = slots[BLOCK, slot]
-        if block < 0 or slots[DUE, slot] > step or slots[LEAVES, slot] <= step or blocks[ATTENDED, block] == stamp:
+    for slot in range(slots.shape[2]):
+        block = slots[head, BLOCK, slot]
+        if block < 0 or slots[head, DUE, slot] > step or slots[head, LEAVES, slot] <= step:
             continue
-        blocks[ATTENDED, block] = stamp
-        level = levels[block]
+        if blocks[head, ATTENDED, block] == stamp:
+            continue
+        blocks[head, ATTENDED, block] = stamp
+        level = levels[step, layer, kv_head, block]
         mass += weight_of_level[level]
         unrecorded |= level == 0
         count += 1
@@ -455,36 +477,36 @@ def replay_heads(
     num_steps = len(num_blocks)
     for scope in range(len(scope_start) - 1):
         first = scope_start[scope]
-        last = scope_start[scope + 1]
-        slots[:, BLOCK] = FREE
-        slots[:, LEAVES] = NEVER
-        blocks[:] = 0
-        blocks[:, FUTURE_SLOT] = FREE
-        blocks[:, LAST_SELECTED] = -1
-        for g in range(first, last):
-            i = g - first
-            ranking = true_ids[0, layers[g], heads[g]]
-            admit(slots[i], blocks[i], lists[i], tally[i], num_kept, num_blocks[0] - 1, ranking)
+        num_heads = scope_start[scope + 1] - first
+        last = first + num_heads
+        admit_heads(
+            slots, blocks, lists, tally, num_kept, num_blocks[0] - 1, true_ids, layers[first:last], heads[first:last]
+        )  # fmt: skip
         for step in range(num_steps):
             n = num_blocks[step]
             filled_from = n - 1 if step == 0 else num_blocks[step - 1] - 1
             whole = num_kept >= n
             stamp = 3 * step + 1
-            for g in range(first, last):
-                i = g - first
-                counts[EVICTED, g, step] = begin(
-                    slots[i], blocks[i], lists[i], tally[i], step, num_kept, filled_from, n - 1
-                )
-                ranking = true_ids[step, layers[g], heads[g]]
+            for i in range(num_heads):
+                g = first + i
+                layer = layers[g]
+                kv_head = heads[g]
+                counts[EVICTED, g, step] = begin_head(
+                    slots, blocks, lists, tally, i, step, num_kept, filled_from, n - 1
+                )  # fmt: skip
                 mass[g, step], coverage[g, step] = read_attended(
-                    slots[i], blocks[i], step, stamp, n - 1, levels[step, layers[g], heads[g]], weight_of_level
+                    slots, blocks, i, step, stamp, n - 1, levels, layer, kv_head, weight_of_level
                 )
-                num_true, num_hits = put_first(blocks[i], TRUE, stamp, ATTENDED, ranking, num_kept, n - 1)
+                num_true, num_hits = put_first(
+                    blocks, i, TRUE, stamp, ATTENDED, true_ids, step, layer, kv_head, num_kept, n - 1
+                )
                 counts[HIT, g, step] = num_hits + whole
                 counts[MISSED, g, step] = num_true - num_hits
                 if step >= lookahead_k:
-                    predicted = predicted_ids[step - predicted_shift, layers[g], heads[g]]
-                    num_predicted, num_shared = put_first(blocks[i], PREDICTED, stamp, TRUE, predicted, num_kept, n - 1)
+                    num_predicted, num_shared = put_first(
+                        blocks, i, PREDICTED, stamp, TRUE, predicted_ids, step - predicted_shift, layer, kv_head,
+                        num_kept, n - 1,
+                    )  # fmt: skip
                     counts[OVERLAP, g, step] = num_shared + (whole and (num_predicted > 0 or lookahead_k == 0))
             left = allowed[step]
             for part in range(3):
@@ -492,29 +514,36 @@ def replay_heads(
                 if repairing and not stall:
                     continue
                 if part == AHEAD:
-                    for g in range(first, last):
-                        if tally[g - first, NUM_FETCHED] > 0:
+                    for i in range(num_heads):
+                        g = first + i
+                        if tally[i, NUM_FETCHED] > 0:
                             mass[g, step], coverage[g, step] = read_attended(
-                                slots[g - first], blocks[g - first], step, stamp + 1, n - 1,
-                                levels[step, layers[g], heads[g]], weight_of_level,
-                            )  # fmt: skip
+                                slots, blocks, i, step, stamp + 1, n - 1, levels, layers[g], heads[g], weight_of_level
+                            )
                     if lookahead_k == 0 or step + lookahead_k >= num_steps:
                         break
                 if part == URGENTLY and not refine:
                     break
-                if part == BEFORE:
-                    due, rankings, plan_stamp = step, true_ids[step], stamp + (lookahead_k == 0)
-                elif part == AHEAD:
-                    due, plan_stamp = step + lookahead_k, stamp + 1
-                    rankings = predicted_ids[due - predicted_shift]
-                else:
-                    due, rankings, plan_stamp = step + 1, near_ids[step + 1], stamp + 2
+                ids = predicted_ids
+                due = step + lookahead_k
+                row = due - predicted_shift
+                plan_stamp = stamp + 1
+                if repairing:
+                    ids = true_ids
+                    due = step
+                    row = step
+                    plan_stamp = stamp
+                elif part == URGENTLY:
+                    ids = near_ids
+                    due = step + 1
+                    row = due
+                    plan_stamp = stamp + 2
                 left = plan_heads(
-                    slots, blocks, lists, tally, keys, step, due, plan_stamp, num_kept, n - 1, rankings,
-                    layers[first:last], heads[first:last], left, repairing, by_score,
+                    slots, blocks, lists, tally, keys, step, due, plan_stamp, num_kept, n - 1, ids, row, layers, heads,
+                    first, num_heads, left, repairing, by_score,
                 )  # fmt: skip
-                for g in range(first, last):
-                    i = g - first
+                for i in range(num_heads):
+                    g = first + i
                     counts[EVICTED, g, step] += tally[i, NUM_VICTIMS]
                     if repairing:
                         counts[REPAIRED, g, step] = tally[i, NUM_FETCHED]
@@ -533,10 +562,9 @@ def total_mass(levels: Any, weight_of_level: Any, layers: Any, heads: Any, total
     """Integer mass of all recorded blocks, into totals int64 [G, S]."""
     for g in range(len(layers)):
         for step in range(levels.shape[0]):
-            row = levels[step, layers[g], heads[g]]
             total = np.int64(0)
-            for block in range(len(row)):
-                total += weight_of_level[row[block]]
+            for block in range(levels.shape[3]):
+                total += weight_of_level[levels[step, layers[g], heads[g], block]]
             totals[g, step] = total
 
 
