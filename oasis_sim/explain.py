@@ -57,8 +57,8 @@ def binding(row: Row) -> str:
     if ceiling:
         reached = row["throughput_tokens_per_s"] / ceiling
         sentence += f": {share(reached)} of the {number(ceiling, 'tokens/s')} that it alone would allow"
-    if row.get("bound_detail"):
-        sentence += f" ({row['bound_detail']})"
+    elif row.get("bound_detail"):
+        sentence += f": {row['bound_detail']}"
     return sentence
 
 

@@ -64,10 +64,10 @@ def make_request(settings: Settings) -> Request:
     require_objective(points[0].objective.maximize)
     if points[0].name is not None and Path(points[0].name).name != points[0].name:
         raise InputError(f"name: {points[0].name!r} names a folder in runs/ and cannot hold a path")
-    config = points[0].model_dump(mode="json")
-    for key, values in swept.items():
+    config: dict[str, Any] = ExperimentSpec().model_dump(mode="json")
+    for key, values in ordered.items():
         section, _, name = key.rpartition(".")
-        (config[section] if section else config)[name] = values
+        (config[section] if section else config)[name] = values if key in swept else values[0]
     return Request(points, config)
 
 

@@ -39,7 +39,7 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
     )
     threshold = "" if point.objective.min_recall is not None else " (uncapped on-demand − 0.01, an assumption)"
     for line in (binding(row), exposure(row), recall_verdict(row) + threshold):
-        out.print(Padding(line, (0, 0, 0, 2)))
+        out.print(Padding(line, (0, 0, 0, 2), expand=False))
     out.print(
         f"  hit rate {share(row['hit_rate'])}, overlap {share(row['overlap'])}, churn {share(row['churn'])} of K a step"
     )

@@ -133,7 +133,7 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
         "as set" if point.objective.min_recall is not None else "uncapped on-demand retrieval − 0.01, an assumption"
     )
     for line in (binding(best), exposure(best), f"{recall_verdict(best)} (threshold: {origin})"):
-        out.print(Padding(line, (0, 0, 0, 2)))
+        out.print(Padding(line, (0, 0, 0, 2), expand=False))
     beside = neighbours(rows, best)
     if beside:
         out.print()

@@ -179,29 +179,35 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as Parquet: the columns of `simulator.metrics`, then any other key in alphabetical order."""
     import pyarrow as pa
+    import pyarrow.json
     import pyarrow.parquet as pq
 
     extra = sorted({key for row in rows for key in row} - set(COLUMNS))
-    arrays = {name: _column(name, [row.get(name) for row in rows]) for name in (*COLUMNS, *extra)}
+    names = (*COLUMNS, *extra)
+    schema = pa.schema([(name, _column_type(name, {type(row.get(name)) for row in rows})) for name in names])
+    # From JSON, because building arrays from Python lists makes pyarrow import pandas.
+    lines = b"".join(json_line({name: row.get(name) for name in names}) for row in rows)
+    table = pyarrow.json.read_json(
+        pa.BufferReader(lines),
+        pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
+    )
     part = path.with_name(f"{path.name}.part")
-    pq.write_table(pa.table(arrays), part)
+    pq.write_table(table, part)
     _publish(part, path)
 
 
-def _column(name: str, values: list[Any]) -> Any:
-    """A typed Arrow array, so that a column that is null throughout keeps the type that it has elsewhere."""
+def _column_type(name: str, kinds: set[type]) -> Any:
+    """Arrow type of a column's values, so that one that is null throughout keeps the type that it has elsewhere."""
     import pyarrow as pa
 
-    kinds = {type(value) for value in values if value is not None}
+    kinds = kinds - {type(None)}
     if not kinds:
-        return pa.array(values, pa.float64() if METRICS.get(name, "") or name.endswith("_s") else pa.string())
-    if kinds <= {bool}:
-        return pa.array(values, pa.bool_())
-    if kinds <= {int}:
-        return pa.array(values, pa.int64())
-    if kinds <= {int, float}:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    return pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])
+        return pa.float64() if METRICS.get(name, "") or name.endswith("_s") else pa.string()
+    for accepted, arrow_type in ({bool}, pa.bool_()), ({int}, pa.int64()), ({int, float}, pa.float64()):
+        if kinds <= accepted:
+            return arrow_type
+    return pa.string()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -7,17 +7,34 @@ import json
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from simulator.executors import run_groups
 from simulator.metrics import COLUMNS, PARAMETERS
 from simulator.objective import RECALL_MARGIN
 from simulator.results import Row, RunFolder
-from simulator.specs.experiment import ExperimentSpec
+from simulator.specs.experiment import EngineSpec, ExperimentSpec, PlacementSpec
 from traces.errors import OasisError
 
 MAX_GROUP_POINTS = 16
 """Points that one worker takes at once: few enough that a kill loses little and the work spreads evenly."""
+
+
+NOT_IN_REFERENCE = (
+    "slack_blocks",
+    "eviction",
+    "transport",
+    "gather_ctas",
+    "miss_rule",
+    "fetch_cap",
+    "fetch_cap_scope",
+    "lookahead_k",
+    "lookahead_mode",
+    "write_back",
+    "draft_head",
+)
+"""Policy keys that the recall of uncapped on-demand retrieval does not depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +125,17 @@ def min_recall(point: ExperimentSpec) -> float:
     """Least recall of an admissible point: as set, else that of uncapped on-demand retrieval minus the margin."""
     if point.objective.min_recall is not None:
         return point.objective.min_recall
+    policy = {key: value for key, value in point.policy.items() if key not in NOT_IN_REFERENCE}
+    reference = point.model_copy(update={"policy": policy, "placement": PlacementSpec(), "engine": EngineSpec()})
+    return max(0.0, _reference_recall(reference.model_dump_json(exclude={"name", "objective"})) - RECALL_MARGIN)
+
+
+@lru_cache(maxsize=1024)
+def _reference_recall(point: str) -> float:
+    """Of a point as JSON: the points of a sweep share few references."""
     from simulator.points import reference_recall
 
-    return max(0.0, reference_recall(point) - RECALL_MARGIN)
+    return reference_recall(ExperimentSpec.model_validate_json(point))
 
 
 def failed_row(point: ExperimentSpec, error: Exception) -> Row:

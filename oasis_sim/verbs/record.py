@@ -22,9 +22,11 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         raise InputError(f"--out {out}: exists already; a recording needs a new folder")
     if not target.absolute().parent.is_dir():
         raise InputError(f"--out {out}: the folder {target.absolute().parent} does not exist")
+    from realhw.prompts import load_prompts
+
+    loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds
     try:
         from realhw import record as recorder
-        from realhw.prompts import load_prompts
     except ImportError as error:
         missing = error.name or str(error)
         raise EnvironmentMissing(f"record needs {missing}: pip install 'oasis-sim[gpu]'") from error
@@ -42,7 +44,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         if name in given:
             raise InputError(f"--set {name}: is filled by the command line itself")
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
-    checked = validated(recorder.RecordOptions, {**given, "prompts": load_prompts(prompts), "command": command})
+    checked = validated(recorder.RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
     with _Progress(quiet) as progress:
         folder = recorder.record(checked, target, progress=progress)
     print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
