@@ -112,13 +112,13 @@ def bench_kernels(log: Log, tune: bool) -> None:
             work = score_work(QWEN, batch, blocks, sconfig)
             log.figure("score", work.num_bytes, measure(work), batch=batch, blocks=blocks, config=str(sconfig))
     for batch, blocks in ((16, 2048), (32, 1024), (64, 1024), (64, 2048)):
-        for warps in (2, 4, 8) if tune else (4,):
+        for warps in (1, 2, 4) if tune else (0,):
             work = topk_work(QWEN, batch, blocks, 128, warps)
             log.figure("topk", work.num_bytes, measure(work), batch=batch, blocks=blocks, warps=warps)
     for batch in (16, 64):
         reset = plan_reset_work(QWEN, batch, 128)
         reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch)
-        for warps in (2, 4, 8) if tune else (4,):
+        for warps in (1, 2, 4) if tune else (0,):
             for cap in (6, 28):
                 work = plan_work(QWEN, batch, 1024, 128, cap, warps)
                 timing = measure(work)

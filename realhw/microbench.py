@@ -159,12 +159,12 @@ def _bench_append(recorder: Recorder, g: ModelGeometry, batch: int) -> None:
     qkv = torch.randn(batch, g.qkv_size, device="cuda").bfloat16()
     keys = qkv[:, g.num_q_heads * g.head_dim :].reshape(batch, 2, g.num_kv_heads, g.head_dim)
     pool = torch.zeros(batch * g.num_kv_heads * 2, 2, 16, g.head_dim, device="cuda", dtype=torch.bfloat16)
-    opened = pool.view(batch, g.num_kv_heads, 2, 2, 16, g.head_dim)[:, :, 1]
+    fill_slot = torch.full((batch, g.num_kv_heads), -1, dtype=torch.int32, device="cuda")
     metadata = torch.zeros(batch, g.num_kv_heads, 64, 2, g.head_dim, device="cuda", dtype=torch.bfloat16)
     kv_len = torch.full((batch,), 100, dtype=torch.int32, device="cuda")
 
     def append() -> None:
-        append_token(keys[:, 0], keys[:, 1], opened, metadata, kv_len)
+        append_token(keys[:, 0], keys[:, 1], pool, metadata, kv_len, 2, fill_slot)
 
     work = Work([append], batch * g.num_kv_heads * g.head_dim * 12)
     add(recorder, "append", work, time_launches([append], 200, 9), batch=batch)

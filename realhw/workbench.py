@@ -106,7 +106,7 @@ def score_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, config
     return Work([launch() for _ in range(num_sets(num_bytes))], num_bytes)
 
 
-def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 4) -> Work:
+def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 0) -> Work:
     """Top-K of one layer's scores."""
     heads = geometry.num_kv_heads
     counts = torch.full((batch_size,), num_blocks, dtype=torch.int32, device="cuda")
@@ -120,13 +120,13 @@ def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int,
     return Work([launch() for _ in range(16)], batch_size * heads * (4 * num_blocks + 4 * k))
 
 
-def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, cap: int, num_warps: int = 4) -> Work:
+def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, cap: int, num_warps: int = 0) -> Work:
     """Lookahead plans of one layer, each against slots that miss about `cap` of K blocks."""
     heads = geometry.num_kv_heads
     shape = PlanShape(k, k, 16, num_blocks, 256)
     scratch = plan_scratch(batch_size, heads, shape, "cuda")
     table = torch.empty(batch_size, heads, k + 1, dtype=torch.int32, device="cuda")
-    counts = torch.empty(batch_size, heads, dtype=torch.int32, device="cuda")
+    counts, fill_slot = torch.empty(2, batch_size, heads, dtype=torch.int32, device="cuda")
     allowed = torch.full((256,), cap, dtype=torch.int32, device="cuda")
     clock = torch.ones(1, dtype=torch.int32, device="cuda")
     rows = torch.arange(batch_size, dtype=torch.int32, device="cuda") - 2
@@ -145,7 +145,7 @@ def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int,
             moves.fetch_count.zero_()
             moves.evict_count.zero_()
             plan_step(
-                shape, slots, rankings, rows, allowed, clock, kv_start, table, counts, moves, scratch,
+                shape, slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot, moves, scratch,
                 offset=0, layer=0, lookahead_k=1, num_steps=256, num_warps=num_warps,
             )  # fmt: skip
 

@@ -6,6 +6,8 @@ profile names one and the shape is inside it. Rows: 1 real token per request plu
 
 from __future__ import annotations
 
+import numpy as np
+
 from simulator import kernel_tables
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
@@ -38,6 +40,9 @@ def gemm_s(hardware: HardwareSpec, m: int, n: int, k: int, weight_bytes: float |
     """[m, k] x [k, n] in bf16; `weight_bytes` differs from 2 n k for quantised weights (then no table)."""
     kernels = hardware.kernels
     plain = weight_bytes is None or weight_bytes == 2 * n * k
+    timed = sorted((g.m, g.seconds) for g in kernels.gemms if (g.n, g.k) == (n, k)) if plain else []
+    if timed and timed[0][0] <= m <= timed[-1][0]:
+        return float(np.interp(m, [rows for rows, _ in timed], [seconds for _, seconds in timed]))
     if kernels.table is not None and plain:
         measured = kernel_tables.gemm_s(kernels.table, m, n, k)
         if measured is not None:
@@ -90,7 +95,7 @@ def qkv_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
     if model.mla is not None:  # several products over the same tokens; their weights dominate
         return gemm_s(hardware, rows, model.qkv_params // model.hidden, model.hidden, model.qkv_bytes)
     n = (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
-    return gemm_s(hardware, rows, n, model.hidden, model.qkv_bytes)
+    return gemm_s(hardware, rows, n, model.hidden, model.qkv_bytes) + small_kernel_s(hardware)
 
 
 def o_ffn_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
@@ -110,7 +115,13 @@ def o_ffn_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
         # Router, grouped gate/up, grouped down.
         moe = 3 * kernels.gemm_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
     ffn = (dense * model.num_dense_ffn_layers + moe * model.num_moe_layers) / model.num_layers
-    return o + ffn
+    return o + ffn + small_kernel_s(hardware)
+
+
+def small_kernel_s(hardware: HardwareSpec) -> float:
+    """Appending new KV, and the gated activation: a launch each, charged where calibration timed it."""
+    timed = hardware.kernels.small_kernel_s
+    return 0.0 if timed is None else timed.value
 
 
 def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.specs.base import Figure, Spec
+from simulator.specs.base import Figure, PositiveFloat, PositiveInt, Spec
 
 KernelKind = Literal["gemm", "attention", "score", "topk"]
 SideKind = Literal["gemm", "attention", "score", "topk", "ce_h2d", "ce_d2h", "gather"]
@@ -29,11 +29,24 @@ class GpuFigures(Spec):
     num_sms: Figure
 
 
+class MeasuredGemm(Spec):
+    """One [m, k] x [k, n] product in bf16, timed in a graph on the device."""
+
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    seconds: PositiveFloat
+
+
 class KernelFigures(Spec):
     """Time of a kernel inside a captured graph: `t0` + bytes / rate (and flops / rate where larger)."""
 
     table: str | None = None
     """Measured GEMM and dense decode-attention tables (`h100_sxm`, `h200_sxm`), used where they reach."""
+    gemms: tuple[MeasuredGemm, ...] = ()
+    """Products timed by calibration: they come before the table and the fit for their (n, k), linear in m between."""
+    small_kernel_s: Figure | None = None
+    """A kernel that is mostly its launch (activation, KV append): two per layer. Null: not charged."""
     gemm_t0_s: Figure
     gemm_bytes_per_s: Figure
     attention_t0_s: Figure

@@ -35,8 +35,8 @@ def gather_blocks(
     """Copy `count` blocks into their slots, bit for bit.
 
     host [A, L, H, n, 2, P, d] in pinned memory: request b's KV is host[b % A]; pool [B*H*slots_per_head, 2, P, d] in
-    HBM, head bh's slots at bh*slots_per_head, its open block last; entries int32 [max, 3] of (request*H + head, block,
-    slot), block < 0 copying the open block; count int32 [1]. Raises `InputError`.
+    HBM, head bh's slots at bh*slots_per_head; entries int32 [max, 3] of (request*H + head, block, slot); count int32
+    [1]. Raises `InputError`.
     """
     requests, layers, heads, host_blocks = host.shape[:4]
     require_dtype("host", host, pool.dtype)

@@ -35,11 +35,8 @@ def gather_blocks_kernel(
         bh = tl.load(entries + e * 3, mask=ok, other=0).to(tl.int64)
         block = tl.load(entries + e * 3 + 1, mask=ok, other=0).to(tl.int64)
         slot = tl.load(entries + e * 3 + 2, mask=ok, other=0).to(tl.int64)
-        remote = ok & (block >= 0)
-        source = (((bh // H % num_requests) * L + layer) * H + bh % H) * host_blocks + tl.maximum(block, 0)
-        inside = (w < WORDS)[None, :]
-        far = tl.load(host + source[:, None] * WORDS + w[None, :], mask=remote[:, None] & inside, other=0)
-        opened = (bh + 1) * slots_per_head - 1
-        near = tl.load(pool + opened[:, None] * WORDS + w[None, :], mask=(ok & (block < 0))[:, None] & inside, other=0)
+        source = (((bh // H % num_requests) * L + layer) * H + bh % H) * host_blocks + block
         target = bh * slots_per_head + slot
-        tl.store(pool + target[:, None] * WORDS + w[None, :], far | near, mask=ok[:, None] & inside)
+        copied = ok[:, None] & (w < WORDS)[None, :]
+        words = tl.load(host + source[:, None] * WORDS + w[None, :], mask=copied, other=0)
+        tl.store(pool + target[:, None] * WORDS + w[None, :], words, mask=copied)

@@ -8,12 +8,9 @@ import torch
 def gather_blocks(
     host: torch.Tensor, pool: torch.Tensor, entries: torch.Tensor, count: torch.Tensor, layer: int, slots_per_head: int
 ) -> None:
-    """Copy each entry's block into its slot, in place; entries (request x head, block, slot), block < 0: the open."""
+    """Copy each entry's block into its slot, in place; entries (request x head, block, slot)."""
     requests, _, heads = host.shape[:3]
     for bh, block, slot in entries[: int(count[0])].tolist():
         request, head = divmod(bh, heads)
         target = bh * slots_per_head + slot
-        if block < 0:
-            pool[target] = pool[bh * slots_per_head + slots_per_head - 1]
-        else:
-            pool[target] = host[request % requests, layer, head, block].to(pool.device)
+        pool[target] = host[request % requests, layer, head, block].to(pool.device)

@@ -39,8 +39,8 @@ class PlanShape:
 class Moves:
     """What plans decided, appended in no particular order. Counts must be zero before the first plan of a step.
 
-    fetch int32 [max, 3]: request * H + head, block (−1 − id: the filled block `id`, in HBM already), slot;
-    evict int32 [max, 2]: request * H + head, block; counts int32 [1].
+    fetch int32 [max, 3]: request * H + head, block, slot; evict int32 [max, 2]: request * H + head, block; counts
+    int32 [1].
     """
 
     fetch: torch.Tensor
@@ -90,6 +90,7 @@ def plan_step(
     kv_start: torch.Tensor,
     table: torch.Tensor,
     counts: torch.Tensor,
+    fill_slot: torch.Tensor,
     moves: Moves,
     scratch: torch.Tensor,
     *,
@@ -97,7 +98,7 @@ def plan_step(
     layer: int,
     lookahead_k: int,
     num_steps: int,
-    num_warps: int = 4,
+    num_warps: int = 0,
 ) -> None:
     """Plan step t = clock[0] + offset of one layer, in place.
 
@@ -108,12 +109,13 @@ def plan_step(
     step u is row rows[b] + u, negative rows issuing no plan; rows int32 [B]; allowed int32 [>= num_steps], new blocks
     per head; kv_start int32 [B], KV length at step 0; table int32 [B, H, >= S + 1] and counts int32 [B, H] as
     `decode_attention` takes them, the pool holding S slots and the open block per head. No plan is due at num_steps
-    or later. Raises `InputError`.
+    or later. fill_slot int32 [B, H]: where the append of step t (on demand) or t + 1 puts the block that is now full,
+    −1 for none. Raises `InputError`.
     """
     batch, heads, _, num_slots = slots.shape
     for name, tensor in (
         ("slots", slots), ("rankings", rankings), ("rows", rows), ("allowed", allowed), ("clock", clock),
-        ("kv_start", kv_start), ("table", table), ("counts", counts), ("scratch", scratch),
+        ("kv_start", kv_start), ("table", table), ("counts", counts), ("fill_slot", fill_slot), ("scratch", scratch),
     ):  # fmt: skip
         require_dtype(name, tensor, torch.int32)
     require_shape("slots", slots, (batch, heads, 4, shape.num_slots))
@@ -121,7 +123,8 @@ def plan_step(
     require_shape("rows", rows, (batch,))
     require_shape("kv_start", kv_start, (batch,))
     require_shape("counts", counts, (batch, heads))
-    require_contiguous(slots=slots, rankings=rankings, table=table, counts=counts, scratch=scratch)
+    require_shape("fill_slot", fill_slot, (batch, heads))
+    require_contiguous(slots=slots, rankings=rankings, table=table, counts=counts, fill_slot=fill_slot, scratch=scratch)
     require_range("num_kept", shape.num_kept, 1, shape.num_slots)
     require_range("layer", layer, 0, rankings.shape[1] - 1)
     require_range("num_steps", num_steps, 1, shape.max_steps)
@@ -131,12 +134,12 @@ def plan_step(
         raise InputError(f"plan: {shape.max_steps} steps of {shape.max_blocks} blocks overflow a 31-bit victim key")
     kept_padded, slots_padded = _padded(shape.num_kept), _padded(num_slots)
     residency_kernel[(batch * heads,)](
-        slots, rankings, rows, allowed, clock, kv_start, table, counts,
+        slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot,
         moves.fetch, moves.fetch_count, moves.evict, moves.evict_count, scratch,
         offset, layer, lookahead_k, num_steps, rankings.stride(0), rankings.stride(1), heads,
         shape.num_kept, num_slots, rankings.shape[3], table.shape[2],
         ON_DEMAND=lookahead_k == 0, P=shape.block_size_tokens, NB=shape.id_range, SP=slots_padded, KP=kept_padded,
-        MP=_padded(rankings.shape[3]), CHUNK=min(64, kept_padded, slots_padded), num_warps=num_warps,
+        MP=_padded(rankings.shape[3]), CHUNK=16, num_warps=num_warps or max(1, min(4, slots_padded // 64)),
     )  # fmt: skip
 
 

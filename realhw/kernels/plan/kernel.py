@@ -20,13 +20,13 @@ def _num_smaller(values, count, mine, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
     c = tl.arange(0, CHUNK)
     for start in range(0, count, CHUNK):
         other = tl.load(values + start + c, mask=start + c < count, other=NEVER)
-        smaller += tl.sum((other[None, :] < mine[:, None]).to(tl.int32), axis=1)
+        smaller += tl.sum((other[:, None] < mine[None, :]).to(tl.int32), axis=0)
     return smaller
 
 
 @triton.jit
 def _enter(
-    slots, bh, step, kv_len, K, S, fetch, fetch_count, evict, evict_count,
+    slots, fill_slot, bh, step, kv_len, K, S, evict, evict_count,
     P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
     """Free what leaves at `step`; a block that the step before filled takes a slot without a fetch."""
@@ -54,11 +54,7 @@ def _enter(
         tl.store(evict + at * 2 + 1, tl.sum(tl.where(victim, block, 0), axis=0))
     block = tl.where(victim, -1, block)
     placed = s == tl.where(filled, target, -1)
-    if filled:
-        at = tl.atomic_add(fetch_count, 1)
-        tl.store(fetch + at * 3, bh.to(tl.int32))
-        tl.store(fetch + at * 3 + 1, -1 - new_block)
-        tl.store(fetch + at * 3 + 2, target)
+    tl.store(fill_slot + bh, tl.where(filled, target, -1))
     tl.store(base, tl.where(placed, new_block, block), mask=inside)
     tl.store(base + S, step, mask=inside & placed)
     tl.store(base + 2 * S, tl.where(placed, NEVER, leaves), mask=inside)
@@ -100,12 +96,12 @@ def _plan(
         other = tl.load(base + o, mask=o < S, other=-2)
         stays = tl.load(base + 2 * S + o, mask=o < S, other=0) == NEVER
         other = tl.where(stays, other, -2)
-        resident += tl.sum((predicted[:, None] == other[None, :]).to(tl.int32), axis=1)
+        resident += tl.sum((other[:, None] == predicted[None, :]).to(tl.int32), axis=0)
     selected = tl.zeros((SP,), dtype=tl.int32)
     for start in range(0, KP, CHUNK):
         o = start + c
         other = tl.load(predicted_list + o, mask=o < num_predicted, other=-2)
-        selected += tl.sum((block[:, None] == other[None, :]).to(tl.int32), axis=1)
+        selected += tl.sum((other[:, None] == block[None, :]).to(tl.int32), axis=0)
     kept = future & (selected > 0)
     last = tl.where(kept, step, last)
 
@@ -171,7 +167,8 @@ def _table(slots, table, counts, bh, step, S, table_width, SP: tl.constexpr):
 
 @triton.jit
 def residency_kernel(
-    slots, rankings, rows, allowed, clock, kv_start, table, counts, fetch, fetch_count, evict, evict_count, scratch,
+    slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot, fetch, fetch_count, evict, evict_count,
+    scratch,
     offset, layer, lookahead, num_steps, rank_row_stride, rank_layer_stride, H, K, S, M, table_width,
     ON_DEMAND: tl.constexpr, P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr, KP: tl.constexpr,
     MP: tl.constexpr, CHUNK: tl.constexpr,
@@ -182,7 +179,7 @@ def residency_kernel(
     step = tl.load(clock) + offset
     kv_len = tl.load(kv_start + b) + step
     if ON_DEMAND:
-        _enter(slots, bh, step, kv_len, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP)
+        _enter(slots, fill_slot, bh, step, kv_len, K, S, evict, evict_count, P, NB, SP)
         tl.debug_barrier()
     due = step + lookahead
     row = tl.load(rows + b) + due
@@ -196,6 +193,6 @@ def residency_kernel(
     if ON_DEMAND:
         _table(slots, table, counts, bh, step, S, table_width, SP)
     else:
-        _enter(slots, bh, step + 1, kv_len + 1, K, S, fetch, fetch_count, evict, evict_count, P, NB, SP)
+        _enter(slots, fill_slot, bh, step + 1, kv_len + 1, K, S, evict, evict_count, P, NB, SP)
         tl.debug_barrier()
         _table(slots, table, counts, bh, step + 1, S, table_width, SP)

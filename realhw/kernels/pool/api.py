@@ -27,41 +27,53 @@ def pool_blocks(kv: torch.Tensor, num_tokens: torch.Tensor, out: torch.Tensor) -
 
 
 def append_token(
-    key: torch.Tensor, value: torch.Tensor, open_kv: torch.Tensor, metadata: torch.Tensor, kv_len: torch.Tensor
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    metadata: torch.Tensor,
+    kv_len: torch.Tensor,
+    slots_per_head: int,
+    fill_slot: torch.Tensor | None,
 ) -> None:
-    """Write the newest token of each request into its open block and fold its key into that block's min and max.
+    """Write each request's newest token into its open block and fold its key into that block's min and max.
 
-    key, value [B, H, d] (rows may be strided); open_kv [B, H, 2, P, d] view of the pool's open blocks, one per
-    (request, head) at a uniform stride; metadata [B, H, n_max, 2, d]; kv_len int32 [B], counts the new token.
-    The first token of a block sets min = max = key. Raises `InputError`.
+    key, value [B, H, d] (rows may be strided); pool [B*H*slots_per_head, 2, P, d]; metadata [B, H, n_max, 2, d];
+    kv_len int32 [B], counts the new token. With `fill_slot` int32 [B, H] the open block is a head's last slot and, when
+    the token opens a new block, the full one is first copied to slot fill_slot (−1: dropped). Without it the pool
+    holds the whole KV, block i of a head in its slot i. A block's first token sets min = max = key.
+    Raises `InputError`.
     """
-    batch, heads, _, block_size, head_dim = open_kv.shape
-    n_max = metadata.shape[2]
+    batch, heads, n_max, _, head_dim = metadata.shape
+    block_size = pool.shape[2]
     require_shape("key", key, (batch, heads, head_dim))
     require_shape("value", value, (batch, heads, head_dim))
-    require_shape("metadata", metadata, (batch, heads, n_max, 2, head_dim))
+    require_shape("pool", pool, (batch * heads * slots_per_head, 2, block_size, head_dim))
     require_shape("kv_len", kv_len, (batch,))
     require_dtype("kv_len", kv_len, torch.int32)
-    require_dtype("open_kv", open_kv, key.dtype)
-    require_contiguous(metadata=metadata, kv_len=kv_len)
+    require_dtype("pool", pool, key.dtype)
+    require_contiguous(pool=pool, metadata=metadata, kv_len=kv_len)
     require_head_dim(head_dim)
-    if open_kv.stride(0) != heads * open_kv.stride(1) or open_kv[0, 0].is_contiguous() is False:
-        raise InputError(f"open_kv: strides {open_kv.stride()}, need one uniform stride over (request, head)")
     if key.stride()[1:] != (head_dim, 1) or value.stride()[1:] != (head_dim, 1):
         raise InputError("key, value: the heads of a row must be contiguous")
+    if fill_slot is not None:
+        require_dtype("fill_slot", fill_slot, torch.int32)
+        require_shape("fill_slot", fill_slot, (batch, heads))
     append_token_kernel[(batch * heads,)](
         key,
         value,
-        open_kv,
+        pool,
         metadata,
         kv_len,
+        kv_len if fill_slot is None else fill_slot,
         key.stride(0),
         value.stride(0),
-        open_kv.stride(1),
         heads,
         n_max,
+        slots_per_head,
+        WHOLE=fill_slot is None,
         P=block_size,
         D=head_dim,
+        PP=1 << (block_size - 1).bit_length(),
         num_warps=1,
     )
 

@@ -26,18 +26,21 @@ def pool_blocks_kernel(kv, num_tokens, out, num_blocks, P: tl.constexpr, D: tl.c
 def append_token_kernel(
     key,
     value,
-    open_kv,
+    pool,
     metadata,
     kv_len,
+    fill_slot,
     key_stride,
     value_stride,
-    open_stride,
     H,
     n_max,
+    slots_per_head,
+    WHOLE: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
+    PP: tl.constexpr,
 ):
-    """One program per (request, KV head)."""
+    """One program per (request, KV head). WHOLE: the pool holds every block at its id, else the open block last."""
     bh = tl.program_id(0).to(tl.int64)
     b = bh // H
     h = bh % H
@@ -45,11 +48,28 @@ def append_token_kernel(
     last = tl.load(kv_len + b) - 1
     block = last // P
     offset = last % P
+    first_slot = bh * slots_per_head
+    if WHOLE:
+        slot = first_slot + block
+    else:
+        slot = first_slot + slots_per_head - 1
+        target = tl.load(fill_slot + bh)
+        if (offset == 0) & (target >= 0):
+            p = tl.arange(0, PP)
+            cell = p[:, None] * D + d[None, :]
+            inside = (p < P)[:, None] & (d >= 0)[None, :]
+            full = pool + slot * (2 * P * D) + cell
+            copy = pool + (first_slot + target) * (2 * P * D) + cell
+            keys = tl.load(full, mask=inside, other=0.0)
+            values = tl.load(full + P * D, mask=inside, other=0.0)
+            tl.store(copy, keys, mask=inside)
+            tl.store(copy + P * D, values, mask=inside)
+            tl.debug_barrier()
     k = tl.load(key + b * key_stride + h * D + d)
     v = tl.load(value + b * value_stride + h * D + d)
-    slot = open_kv + bh * open_stride + offset * D + d
-    tl.store(slot, k)
-    tl.store(slot + P * D, v)
+    opened = pool + slot * (2 * P * D) + offset * D + d
+    tl.store(opened, k)
+    tl.store(opened + P * D, v)
     low_ptr = metadata + (bh * n_max + block) * (2 * D) + d
     old = (offset + tl.zeros((D,), tl.int32)) > 0
     low = tl.load(low_ptr, mask=old, other=float("inf"))

@@ -15,13 +15,24 @@ def pool_blocks(kv: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
 
 
 def append_token(
-    key: torch.Tensor, value: torch.Tensor, open_kv: torch.Tensor, metadata: torch.Tensor, kv_len: torch.Tensor
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    metadata: torch.Tensor,
+    kv_len: torch.Tensor,
+    slots_per_head: int,
+    fill_slot: torch.Tensor | None,
 ) -> None:
     """Write the newest token into the open block and fold its key into the block's min and max, in place."""
-    block_size = open_kv.shape[3]
+    heads, block_size = metadata.shape[1], pool.shape[2]
     for b, n in enumerate(kv_len.tolist()):
         block, offset = divmod(n - 1, block_size)
-        open_kv[b, :, 0, offset], open_kv[b, :, 1, offset] = key[b], value[b]
+        for h in range(heads):
+            first = (b * heads + h) * slots_per_head
+            slot = first + (block if fill_slot is None else slots_per_head - 1)
+            if fill_slot is not None and offset == 0 and int(fill_slot[b, h]) >= 0:
+                pool[first + int(fill_slot[b, h])] = pool[slot]
+            pool[slot, 0, offset], pool[slot, 1, offset] = key[b, h], value[b, h]
         if offset == 0:
             metadata[b, :, block, 0], metadata[b, :, block, 1] = key[b], key[b]
         else:

@@ -19,6 +19,9 @@ def topk_blocks_kernel(
     ids,
     H,
     n_max,
+    blocks_per_head,
+    counts,
+    TABLE: tl.constexpr,
     K: tl.constexpr,
     NP: tl.constexpr,
     KP: tl.constexpr,
@@ -39,13 +42,10 @@ def topk_blocks_kernel(
     threshold = tl.zeros((), dtype=tl.int32)
     for step in range(KEY_BITS // 2):
         unit = tl.full((), 1, tl.int32) << (KEY_BITS - 2 - 2 * step)
-        high = (key >= threshold + 3 * unit).to(tl.int64)
-        mid = (key >= threshold + 2 * unit).to(tl.int64)
-        low = (key >= threshold + unit).to(tl.int64)
-        counts = tl.sum(low + (mid << 21) + (high << 42), axis=0)
-        reached = ((counts & 0x1FFFFF) >= want).to(tl.int32)
-        reached += (((counts >> 21) & 0x1FFFFF) >= want).to(tl.int32)
-        reached += ((counts >> 42) >= want).to(tl.int32)
+        low = tl.sum((key >= threshold + unit).to(tl.int32), axis=0)
+        mid = tl.sum((key >= threshold + 2 * unit).to(tl.int32), axis=0)
+        high = tl.sum((key >= threshold + 3 * unit).to(tl.int32), axis=0)
+        reached = (low >= want).to(tl.int32) + (mid >= want).to(tl.int32) + (high >= want).to(tl.int32)
         threshold += reached * unit
     taken = (key >= threshold) & (i < n)
     position = tl.cumsum(taken.to(tl.int32), axis=0) - 1
@@ -57,7 +57,13 @@ def topk_blocks_kernel(
     for start in range(0, KP, CHUNK):
         o = start + tl.arange(0, CHUNK)
         other = tl.load(scratch + bh * KP + o, mask=o < want, other=-1)
-        rank += tl.sum((other[None, :] > mine[:, None]).to(tl.int32), axis=1)
+        rank += tl.sum((other[:, None] > mine[None, :]).to(tl.int32), axis=0)
     block = (1 << ID_BITS) - 1 - (mine & ((1 << ID_BITS) - 1))
-    tl.store(ids + bh * K + rank, block, mask=j < want)
-    tl.store(ids + bh * K + j, tl.full((KP,), -1, tl.int32), mask=(j >= want) & (j < K))
+    if TABLE:
+        first = (bh * blocks_per_head).to(tl.int32)
+        tl.store(ids + bh * (K + 1) + rank, first + block, mask=j < want)
+        tl.store(ids + bh * (K + 1) + want, first + n)
+        tl.store(counts + bh, want + 1)
+    else:
+        tl.store(ids + bh * K + rank, block, mask=j < want)
+        tl.store(ids + bh * K + j, tl.full((KP,), -1, tl.int32), mask=(j >= want) & (j < K))

@@ -6,7 +6,7 @@ from realhw.kernels.pool.api import append_token, pool_blocks
 from realhw.kernels.score import reference as score_reference
 from realhw.kernels.score.api import ScoreConfig, score_blocks
 from realhw.kernels.topk import reference as topk_reference
-from realhw.kernels.topk.api import topk_blocks, topk_scratch
+from realhw.kernels.topk.api import topk_blocks, topk_scratch, topk_table
 from traces.errors import InputError
 
 # The interpreter's dot does not know bfloat16.
@@ -24,28 +24,30 @@ def test_pool_blocks_is_bit_exact_with_partial_blocks(block_size, head_dim, dtyp
     assert torch.equal(out, pool_reference.pool_blocks(kv, num_tokens))
 
 
-def test_append_token_fills_blocks_as_the_reference_and_as_pooling(device, generator):
-    batch, heads, block_size, head_dim, slots = 3, 2, 4, 16, 3
+@pytest.mark.parametrize("whole", [False, True])
+def test_append_token_fills_blocks_as_the_reference_and_as_pooling(whole, device, generator):
+    batch, heads, block_size, head_dim = 3, 2, 5, 16
+    slots = 5 if whole else 3
     pool = torch.full((batch * heads * slots, 2, block_size, head_dim), float("nan"), device=device)
-    metadata = torch.full((batch, heads, 4, 2, head_dim), float("nan"), device=device)
+    metadata = torch.full((batch, heads, 5, 2, head_dim), float("nan"), device=device)
     pool_ref, metadata_ref = pool.clone(), metadata.clone()
-
-    def open_view(p):
-        return p.view(batch, heads, slots, 2, block_size, head_dim)[:, :, -1]
-
-    start = torch.tensor([1, 5, 9], dtype=torch.int32, device=device)
-    for step in range(4):
+    fill_slot = torch.tensor([[0, 1], [1, -1], [0, 0]], dtype=torch.int32, device=device)
+    start = torch.tensor([1, 6, 11], dtype=torch.int32, device=device)
+    for step in range(block_size + 1):
         key, value = torch.randn(2, batch, heads, head_dim, device=device, generator=generator)
-        kv_len = start + step
-        append_token(key, value, open_view(pool), metadata, kv_len)
-        pool_reference.append_token(key, value, open_view(pool_ref), metadata_ref, kv_len)
+        where = None if whole else fill_slot
+        append_token(key, value, pool, metadata, start + step, slots, where)
+        pool_reference.append_token(key, value, pool_ref, metadata_ref, start + step, slots, where)
+        if step == block_size - 1:
+            at = torch.tensor([0, 1, 2]) if whole else torch.tensor([slots - 1] * 3)
+            full = torch.stack([pool.view(batch, heads, slots, 2, -1)[b, :, at[b]] for b in range(batch)])
+            pooled = torch.empty(batch * heads, 2, head_dim, device=device)
+            counts = torch.full((batch * heads,), block_size, dtype=torch.int32, device=device)
+            pool_blocks(full.view(-1, 2, block_size, head_dim).contiguous(), counts, pooled)
+            kept = torch.stack([metadata[b, :, b] for b in range(batch)])
+            assert torch.equal(kept.reshape(-1, 2, head_dim), pooled)
     assert torch.equal(pool.nan_to_num(-9), pool_ref.nan_to_num(-9))
     assert torch.equal(metadata.nan_to_num(-9), metadata_ref.nan_to_num(-9))
-    whole = torch.empty(batch * heads, 2, head_dim, device=device)
-    full = torch.full((batch * heads,), block_size, dtype=torch.int32, device=device)
-    pool_blocks(open_view(pool).reshape(-1, 2, block_size, head_dim).contiguous(), full, whole)
-    got = torch.stack([metadata[b, :, b] for b in range(batch)]).reshape(-1, 2, head_dim)
-    assert torch.equal(got, whole)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,20 @@ def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(n_max, k, device, gen
     ids = torch.full((2, 2, k), -77, dtype=torch.int32, device=device)
     topk_blocks(scores, num_blocks, ids, topk_scratch(2, 2, k, device))
     assert torch.equal(ids, topk_reference.topk_blocks(scores, num_blocks, k))
+
+
+def test_topk_table_adds_the_pool_base_and_the_open_block(device, generator):
+    scores = torch.randn(2, 2, 20, device=device, generator=generator)
+    num_blocks = torch.tensor([19, 3], dtype=torch.int32, device=device)
+    table = torch.full((2, 2, 7), -77, dtype=torch.int32, device=device)
+    counts = torch.full((2, 2), -77, dtype=torch.int32, device=device)
+    topk_table(scores, num_blocks, table, counts, topk_scratch(2, 2, 6, device), 20)
+    ids = topk_reference.topk_blocks(scores, num_blocks, 6)
+    assert counts.tolist() == [[7, 7], [4, 4]]
+    for bh in range(4):
+        n = int(num_blocks[bh // 2])
+        expected = [bh * 20 + i for i in ids.view(4, 6)[bh].tolist() if i >= 0] + [bh * 20 + n]
+        assert table.view(4, 7)[bh, : int(counts.view(4)[bh])].tolist() == expected
 
 
 def test_topk_without_any_block_is_empty(device):

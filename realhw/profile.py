@@ -1,0 +1,217 @@
+"""Fit measurements into a hardware profile. Pure: no GPU, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from realhw.measurement import Measurement, RawCalibration
+from simulator.catalog import hardware, load_hardware
+from simulator.specs.base import Figure
+from simulator.specs.hardware import HardwareSpec
+from simulator.specs.validation import validated
+from traces.errors import InputError
+
+LARGE_COPY_BYTES = 16 << 20
+BATCH_COUNT = 1024
+"""Blocks of the batched submission whose per-block time becomes `ce_batched_op_s`."""
+
+
+def fit_affine(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """y = t0 + slope x by least squares of relative errors: (t0 >= 0, slope, worst relative error)."""
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    design = np.stack([1.0 / ys, xs / ys], axis=1)
+    t0, slope = np.linalg.lstsq(design, np.ones_like(ys), rcond=None)[0]
+    if t0 < 0.0:
+        t0 = 0.0
+        ratio = xs / ys
+        slope = ratio.sum() / (ratio * ratio).sum()
+    worst = float(np.abs((t0 + slope * xs) / ys - 1.0).max())
+    return float(t0), float(slope), worst
+
+
+def build_profile(raw: RawCalibration, name: str | None = None, base: str | None = None) -> HardwareSpec:
+    """The profile that the measurements give; what they lack comes from a catalog profile, its source kept.
+
+    Raises InputError when no catalog profile has the device's name and none is named, or a measurement is missing.
+    """
+    template = load_hardware(base) if base else _matching(str(raw.device["name"]))
+    return _Builder(raw, template, name or f"{template.name}-calibrated").build()
+
+
+def write_profile(spec: HardwareSpec, path: Path) -> None:
+    """The profile as YAML that `load_hardware` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = spec.model_dump(mode="json", exclude_none=True)
+    head = "# Written by `oasis-sim calibrate`: micro-benchmarks only, no figure is fitted to a decode step.\n"
+    path.write_text(head + yaml.safe_dump(data, sort_keys=False, width=120), encoding="utf-8")
+
+
+def _matching(device: str) -> HardwareSpec:
+    found = [spec for spec in hardware() if spec.device == device and spec.date is None]
+    if not found:
+        raise InputError(f"device {device!r}: no catalog profile to start from; name one with --base")
+    return found[0]
+
+
+class _Builder:
+    def __init__(self, raw: RawCalibration, template: HardwareSpec, name: str) -> None:
+        self._raw = raw
+        self._template = template
+        self._name = name
+        device = raw.device
+        self._on = f"measured on {device['name']}, driver {device['driver']}, torch {device['torch']}, " + (
+            f"Triton {device['triton']}, {raw.started[:10]}"
+        )
+
+    def build(self) -> HardwareSpec:
+        data: dict[str, Any] = self._template.model_dump(mode="json", exclude_none=True)
+        device = self._raw.device
+        data.update(
+            name=self._name, device=str(device["name"]), driver=str(device["driver"]), date=self._raw.started[:10]
+        )
+        for section, figures in (
+            ("gpu", self._gpu()), ("kernels", self._kernels()), ("link", self._link()), ("host", self._host()),
+        ):  # fmt: skip
+            data[section].update({key: figure.model_dump(exclude_none=True) for key, figure in figures.items()})
+        data["kernels"]["gemms"] = [
+            {"m": r.params["m"], "n": r.params["n"], "k": r.params["k"], "seconds": _round(r.median)}
+            for r in self._raw.select("gemm")
+            if r.params["m"] < 1024
+        ]
+        data["pairs"] = self._pairs()
+        return validated(HardwareSpec, data, f"profile {self._name}")
+
+    def _figure(self, value: float, what: str, spread: float, repetitions: int) -> Figure:
+        return Figure(value=_round(value), source=f"{self._on}: {what}", spread=_round(spread), repetitions=repetitions)
+
+    def _rate(self, row: Measurement, what: str) -> Figure:
+        """Bytes of a row over its time."""
+        value = row.num_bytes / row.median
+        return self._figure(value, what, value * row.spread / row.median, row.repetitions)
+
+    def _time(self, row: Measurement, what: str) -> Figure:
+        return self._figure(row.median, what, row.spread, row.repetitions)
+
+    def _fit(self, rows: Sequence[Measurement], x: Sequence[float], what: str, inverse: bool) -> tuple[Figure, Figure]:
+        """(t0, slope or its inverse); the spread is that of the repetitions, the fit's worst error is in the source."""
+        t0, slope, worst = fit_affine(x, [r.median for r in rows])
+        relative = float(np.median([r.spread / r.median for r in rows]))
+        text = f"{what}; fit to {len(rows)} sizes, least squares of relative errors, off by at most {worst:.1%}"
+        value = 1.0 / slope if inverse else slope
+        n = min(r.repetitions for r in rows)
+        return self._figure(t0, text, t0 * relative, n), self._figure(value, text, value * relative, n)
+
+    def _gpu(self) -> dict[str, Figure]:
+        device = self._raw.device
+        large = next(r for r in self._raw.select("gemm") if r.params["m"] >= 1024)
+        flops = 2.0 * large.params["m"] * large.params["n"] * large.params["k"] / large.median
+        spread = flops * large.spread / large.median
+        reported = f"{self._on}: reported by the driver"
+        return {
+            "hbm_bytes": Figure(value=float(device["hbm_bytes"]), source=reported),
+            "l2_bytes": Figure(value=float(device["l2_bytes"]), source=reported),
+            "num_sms": Figure(value=float(device["num_sms"]), source=reported),
+            "hbm_read_bytes_per_s": self._rate(self._raw.one("hbm_read"), "sum of 1 GiB"),
+            "bf16_sustained_flops": self._figure(flops, "8192-cubed product, random data", spread, large.repetitions),
+        }
+
+    def _kernels(self) -> dict[str, Figure]:
+        raw = self._raw
+        gemms = [r for r in raw.select("gemm") if r.params["m"] < 1024]
+        rows = {kind: raw.select(kind) for kind in ("attention", "score", "topk", "plan", "sampling")}
+        gemm = self._fit(gemms, [r.num_bytes for r in gemms], "decode products", True)
+        attention = self._fit(rows["attention"], [r.num_bytes for r in rows["attention"]], "KV bytes", True)
+        score = self._fit(rows["score"], [r.num_bytes for r in rows["score"]], "compressed keys' bytes", True)
+        topk = self._fit(rows["topk"], [r.params["scores"] for r in rows["topk"]], "K up to 128", False)
+        plan = self._fit(rows["plan"], [r.params["slots"] for r in rows["plan"]], "K of 32 to 256", False)
+        sampling = self._fit(
+            rows["sampling"], [4.0 * r.params["logits"] for r in rows["sampling"]],
+            "argmax of bf16 logits, counted as 4 bytes each", True,
+        )  # fmt: skip
+        small = [*raw.select("activation"), *raw.select("append")]
+        middle = sorted(small, key=lambda r: r.median)[len(small) // 2]
+        return {
+            "gemm_t0_s": gemm[0], "gemm_bytes_per_s": gemm[1],
+            "attention_t0_s": attention[0], "attention_bytes_per_s": attention[1],
+            "score_t0_s": score[0], "score_bytes_per_s": score[1],
+            "topk_t0_s": topk[0], "topk_s_per_score": topk[1],
+            "plan_t0_s": plan[0], "plan_s_per_slot": plan[1],
+            "sampling_t0_s": sampling[0], "sampling_bytes_per_s": sampling[1],
+            "scatter_bytes_per_s": self._rate(raw.one("scatter"), "16,384 blocks of 8 KiB to random slots"),
+            "small_kernel_s": self._time(middle, "median of gated activation and KV append over batch sizes"),
+        }  # fmt: skip
+
+    def _link(self) -> dict[str, Figure]:
+        raw = self._raw
+        figures = {}
+        for direction in ("h2d", "d2h"):
+            large = max(raw.select("copy", direction=direction), key=lambda r: r.num_bytes)
+            figures[f"{direction}_bytes_per_s"] = self._rate(large, "64 back-to-back copies of 16 MiB")
+            figures[f"duplex_{direction}_bytes_per_s"] = self._rate(
+                raw.one("copy_duplex", direction=direction), "the same with both directions busy"
+            )
+        copies = raw.select("copy", direction="h2d")
+        op_s, _ = self._fit(copies, [r.num_bytes for r in copies], "64 back-to-back copies, 4 KiB to 16 MiB", True)
+        figures["ce_op_s"] = op_s
+        rate = figures["h2d_bytes_per_s"].value
+        batched = raw.select("submit_engine", method="batched", count=BATCH_COUNT) or raw.select(
+            "submit_engine", method="per_block", count=BATCH_COUNT
+        )
+        per_block = batched[0].median - batched[0].num_bytes / rate
+        figures["ce_batched_op_s"] = self._figure(
+            per_block, f"{BATCH_COUNT} scattered 8 KiB blocks in one submission, bytes at the link's rate taken off",
+            batched[0].spread, batched[0].repetitions,
+        )  # fmt: skip
+        enqueue = raw.one("submit_cpu", method="per_block", count=BATCH_COUNT)
+        figures["ce_enqueue_s"] = self._time(enqueue, "CPU time of one copy call")
+        figures["plan_to_host_s"] = self._time(
+            raw.one("plan_to_host"), "kernel's end to a copy that the CPU enqueued on seeing its output"
+        )
+        figures.update(self._gather())
+        return figures
+
+    def _gather(self) -> dict[str, Figure]:
+        raw = self._raw
+        grids = raw.select("gather")
+        best = max(grids, key=lambda r: r.num_bytes / r.median)
+        one = raw.one("gather", ctas=1)
+        cta = self._rate(one, "one thread block, random 8 KiB blocks")
+        latency = one.params["in_flight_bytes"] / cta.value
+        return {
+            "gather_t0_s": self._time(raw.one("gather_size", blocks=0), "launch without blocks"),
+            "gather_bytes_per_s": self._rate(best, f"random 8 KiB blocks, {best.params['ctas']} thread blocks"),
+            "gather_cta_bytes_per_s": cta,
+            "gather_latency_s": self._figure(
+                latency, "bytes in flight of one thread block / its rate", latency * one.spread / one.median,
+                one.repetitions,
+            ),
+        }  # fmt: skip
+
+    def _host(self) -> dict[str, Figure]:
+        fastest = max(self._raw.select("pack"), key=lambda r: r.num_bytes / r.median)
+        what = f"index_select of 4,096 scattered 8 KiB blocks, {fastest.params['threads']} threads"
+        return {"pack_bytes_per_s": self._rate(fastest, what)}
+
+    def _pairs(self) -> list[dict[str, Any]]:
+        pairs = []
+        for row in self._raw.select("pair", which="kernel_rate"):
+            key = {name: row.params[name] for name in ("kernel", "beside", "ctas")}
+            beside = self._raw.one("pair", which="beside_rate", **key)
+            pair: dict[str, Any] = {"kernel": key["kernel"], "beside": key["beside"]}
+            if key["ctas"] is not None:
+                pair["gather_ctas"] = key["ctas"]
+            for name, r in (("kernel_rate", row), ("beside_rate", beside)):
+                figure = self._figure(r.median, "a graph of the two", r.spread, r.repetitions)
+                pair[name] = figure.model_dump(exclude_none=True)
+            pairs.append(pair)
+        return pairs
+
+
+def _round(value: float) -> float:
+    """Five significant digits: beyond them is noise."""
+    return float(f"{value:.5g}")
