@@ -25,7 +25,7 @@ FUTURE_SLOT, LAST_SELECTED, PREDICTED, TRUE, ATTENDED, RANKED, RANK = np.arange(
 block in the predictor's top K (−1 before any); for four sets the stamp with which the block was last put into it; and
 its rank when it was last put into RANKED."""
 
-FETCH, VICTIMS, TARGETS = range(3)
+FETCH, VICTIMS, TARGETS = np.arange(3)
 """Fields of `lists`, int32 [heads, 3, 2 N]: blocks that the last plan fetches and evicts, and destination slots."""
 
 NUM_FUTURE, NUM_MISSING, NUM_BOUND, NUM_FETCHED, NUM_VICTIMS, NUM_FREE_TAKEN, NUM_RUNS = range(7)
@@ -141,7 +141,7 @@ def admit_heads(
                 blocks[i, FUTURE_SLOT, block] = 0
                 lists[i, FETCH, count] = block
                 count += 1
-        sort_ascending(lists, i, FETCH, 0, count)
+        sort_ascending(lists, i, FETCH, np.int64(0), count)
         for slot in range(count):
             block = lists[i, FETCH, slot]
             slots[i, BLOCK, slot] = block
@@ -309,7 +309,7 @@ def commit(
     for i in range(num_victims):
         lists[head, TARGETS, num_free + i] = keys[i] % num_slots
     sort_ascending(lists, head, TARGETS, num_free, num_victims)
-    sort_ascending(lists, head, FETCH, 0, num_new)
+    sort_ascending(lists, head, FETCH, np.int64(0), num_new)
     for i in range(num_victims):
         slot = lists[head, TARGETS, num_free + i]
         victim = slots[head, BLOCK, slot]
@@ -327,7 +327,7 @@ def commit(
         slots[head, LEAVES, slot] = NEVER
         blocks[head, FUTURE_SLOT, block] = slot
     if num_new < num_fetched:
-        sort_ascending(lists, head, FETCH, 0, num_fetched)
+        sort_ascending(lists, head, FETCH, np.int64(0), num_fetched)
     num_runs = 0
     last_block = -2
     last_slot = -2
