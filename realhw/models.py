@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +61,11 @@ def full_attention_layers(model: Any) -> tuple[int, ...]:
         sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
         return () if sliding else tuple(range(count))
     return tuple(layer for layer in range(count) if kinds[layer] == "full_attention")
+
+
+def cache_keyword(model: Any) -> str:
+    """How `model.forward` takes its KV cache: `cache` in newer transformers, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32") -> LoadedModel:

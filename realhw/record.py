@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from realhw.drafters import Drafter, NgramDrafter
 from realhw.hook import AttentionTap, RecordError, StepAttention
-from realhw.models import Dtype, LoadedModel, full_attention_layers, load_model
+from realhw.models import Dtype, LoadedModel, cache_keyword, full_attention_layers, load_model
 from realhw.prompts import Prompt, encode_prompt, fit_context
 from simulator.specs.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from traces.codec import rank_scores
@@ -121,17 +121,18 @@ def _decode(
     queue = _DraftQueue(options.draft_distances)
     history = list(tokens)
     cache = DynamicCache()
+    cached = {cache_keyword(model): cache}
     for start in range(0, len(history) - 1, options.prefill_chunk_tokens):
         report("prefill", 0, options.steps)
         chunk = history[start : min(start + options.prefill_chunk_tokens, len(history) - 1)]
         ids = torch.tensor([chunk], device=device)
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=ids, use_cache=True, logits_to_keep=1, **cached)
     for step in range(options.steps):
         kv_len = len(history)
         guesses = _guess(drafter, history, options)
         tap.begin(kv_len, 1 + len(guesses))
         ids = torch.tensor([[history[-1], *guesses]], device=device)
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, 0].float().cpu()
+        logits = model(input_ids=ids, use_cache=True, **cached).logits[0, 0].float().cpu()
         attention = tap.finish()
         if guesses:
             cache.crop(-len(guesses))

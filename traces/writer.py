@@ -157,15 +157,15 @@ class GroupWriter:
 
 
 class TraceWriter:
-    """Creates a trace folder. Raises InputError where `path` exists."""
+    """Creates a trace folder. Raises InputError where `path` exists and is not an empty folder."""
 
     def __init__(self, path: Path, attributes: TraceAttributes) -> None:
-        if path.exists():
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path}: exists already; a recording does not overwrite")
         self.path, self.attributes = path, attributes
         self._groups: list[GroupWriter] = []
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}") from error
         _write_group_json(path, {"trace": attributes.model_dump(mode="json", exclude_none=True)})
