@@ -99,7 +99,8 @@ def _title(points: pd.DataFrame, totals: pd.Series[float]) -> str:
     movers = points.index[(points["h2d_bytes_per_token"] > 0) & ~points["system"].map(is_bound_only).astype(bool)]
     lead = movers[-1] if len(movers) else points.index[-1]
     if waits[worst] < 0.005:
-        return "No system's step waits noticeably for a transfer"
+        who = "No system's step waits" if len(points) > 1 else f"{points['system'].iloc[0]}'s step does not wait"
+        return f"{who} noticeably for a transfer"
     worst_text = f"{points['system'][worst]} waits {style.percent(waits[worst])} of a step for transfers"
     if worst == lead or len(points) == 1:
         return worst_text

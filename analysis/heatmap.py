@@ -39,6 +39,8 @@ class Grid:
 
     system: str
     point: pd.Series[Any]
+    admissible: bool
+    """Whether `point` keeps the recall threshold; else it is the nearest."""
     rows: pd.DataFrame
     caps: list[Any]
     blocks: list[Any]
@@ -74,8 +76,11 @@ def make_grid(case: Case) -> Grid:
     chosen = ranked.sort_values(["bound", "admissible"], ascending=[True, False], kind="stable").iloc[0]
     point = case.rows.loc[chosen["row"]]
     rows = matching(case.rows, point, {CAP, BLOCK, LOOKAHEAD})
+    rows = rows.assign(admissible=is_admissible(rows))
     lookaheads = sorted_values(rows[LOOKAHEAD]) or [None]
-    return Grid(str(chosen["system"]), point, rows, sorted_values(rows[CAP]), sorted_values(rows[BLOCK]), lookaheads)
+    system, admissible = str(chosen["system"]), bool(chosen["admissible"])
+    caps, blocks = sorted_values(rows[CAP]), sorted_values(rows[BLOCK])
+    return Grid(system, point, admissible, rows, caps, blocks, lookaheads)
 
 
 @style.styled
@@ -102,18 +107,18 @@ def draw_heatmap(case: Case) -> Figure:
     bar.set_label(style.label(case.objective))
     bar.ax.yaxis.set_major_formatter(lambda v, _: style.number(v))
     bar.outline.set_visible(False)
-    admissible = _row_is_admissible(grid.point)
     handles = [
         Patch(
-            facecolor="white", edgecolor=style.ALARM, lw=2.2, label="best" if admissible else "nearest to the threshold"
+            facecolor="white",
+            edgecolor=style.ALARM,
+            lw=2.2,
+            label="best" if grid.admissible else "nearest to the threshold",
         ),
         Patch(facecolor="white", edgecolor=style.QUIET, hatch="////", label="recall below the threshold"),
     ]
     if (grid.rows["status"] != "ok").any():
         handles.append(Patch(facecolor="#eeeeee", edgecolor=style.FAINT, label="does not fit, or failed"))
-    style.frame_figure(
-        figure, _title(grid, grid.point, admissible, case), case.subtitle, _notes(grid, case), handles, 3
-    )
+    style.frame_figure(figure, _title(grid, case), case.subtitle, _notes(grid, case), handles, 3)
     return figure
 
 
@@ -150,7 +155,7 @@ def _draw_cell(
     red, green, blue, _ = cmap(norm(cell[objective]))
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
     ink = "white" if dark else "#111111"
-    if not _row_is_admissible(cell):
+    if not cell["admissible"]:
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", ec=ink, lw=0, alpha=0.4, zorder=2))
     halo = [withStroke(linewidth=2.2, foreground=(red, green, blue))]
     axes.text(
@@ -168,10 +173,6 @@ def _draw_cell(
     axes.text(x, y - 0.22, recall, ha="center", va="center", color=ink, fontsize=6.3, zorder=5, path_effects=halo)
 
 
-def _row_is_admissible(row: pd.Series[Any]) -> bool:
-    return bool(is_admissible(pd.DataFrame([row.to_dict()])).iloc[0])
-
-
 def _draw_empty(axes: Axes, x: int, y: int, cell: pd.Series[Any] | None) -> None:
     text = (
         "not run" if cell is None else {"does_not_fit": "does\nnot fit", "ok": "no value"}.get(cell["status"], "failed")
@@ -180,11 +181,12 @@ def _draw_empty(axes: Axes, x: int, y: int, cell: pd.Series[Any] | None) -> None
     axes.text(x, y, text, ha="center", va="center", color=style.QUIET, fontsize=6.5, zorder=5)
 
 
-def _title(grid: Grid, point: pd.Series[Any], admissible: bool, case: Case) -> str:
+def _title(grid: Grid, case: Case) -> str:
+    point = grid.point
     where = f"fetch cap {style.value_text(point[CAP])}, block {style.value_text(point[BLOCK])}"
     if pd.notna(point[LOOKAHEAD]):
         where += f", k = {style.value_text(point[LOOKAHEAD])}"
-    if not admissible:
+    if not grid.admissible:
         return f"{grid.system}: no cell keeps the recall threshold; nearest is {where}"
     value = (
         f"{style.number(point[case.objective])} tok/s"

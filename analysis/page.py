@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.load import Run
@@ -26,7 +25,7 @@ from analysis.selection import (
     swept_parameters,
 )
 
-MAX_TABLE_ROWS = 400
+MAX_TABLE_ROWS = 1000
 TABLE_METRICS = (
     ("throughput_tokens_per_s", "tok/s", 1.0),
     ("tpot_mean_s", "TPOT (ms)", 1e3),
@@ -52,11 +51,10 @@ td:first-child,th:first-child{text-align:left} .off{color:#999} pre{background:#
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawn plot: file name without suffix, the figure, its PNG bytes."""
+    """One drawn plot: file name without suffix, and its bytes by format; `png` is always there."""
 
     name: str
-    figure: Figure
-    png: bytes
+    renderings: dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _section(section: Section) -> list[str]:
     parts.append(f'<p class="answer"><b>{escape(first)}</b></p>')
     parts += [f"<p>{escape(' '.join(rest))}</p>"] if rest else []
     for picture in section.pictures:
-        data = base64.b64encode(picture.png).decode()
+        data = base64.b64encode(picture.renderings["png"]).decode()
         parts.append(f'<img alt="{escape(picture.name)}" src="data:image/png;base64,{data}">')
     if section.skipped:
         items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in section.skipped)

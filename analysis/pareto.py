@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -42,12 +41,19 @@ def draw_pareto(case: Case) -> Figure:
     axes = figure.add_subplot()
     for system in systems:
         look, own = looks[system], rows[rows["system"] == system]
-        face = look.color if look.filled else "white"
-        alpha = np.where(is_admissible(own), 0.9, 0.3)
-        axes.scatter(
-            own["recall"], own[case.objective], s=24, marker=look.marker, facecolors=face, edgecolors=look.color,
-            linewidths=0.9, alpha=alpha, zorder=3, gid=system,
-        )  # fmt: skip
+        keeps = is_admissible(own)
+        for part, edge, suffix in ((own[~keeps], style.pale(look.color), "|below"), (own[keeps], look.color, "")):
+            axes.scatter(
+                part["recall"],
+                part[case.objective],
+                s=24,
+                marker=look.marker,
+                facecolors=edge if look.filled else "white",
+                edgecolors=edge,
+                linewidths=0.9,
+                zorder=2.5 if suffix else 3,
+                gid=system + suffix,
+            )
     handles = [_handle(system, looks[system]) for system in systems]
     buildable = rows[~rows["system"].map(is_bound_only).astype(bool)]
     if len(buildable):
@@ -74,16 +80,22 @@ def draw_pareto(case: Case) -> Figure:
         handles.append(Line2D([], [], color=style.ALARM, lw=1.3, ls=(0, (5, 3)), label=f"recall threshold {mark:.3f}"))
     if lead is not None and pd.notna(lead["recall"]):
         axes.scatter(
-            [lead["recall"]], [lead[case.objective]], s=190, facecolors="none", edgecolors=style.ALARM, linewidths=2, zorder=6,
+            [lead["recall"]],
+            [lead[case.objective]],
+            s=190,
+            facecolors="none",
+            edgecolors=style.ALARM,
+            linewidths=2,
+            zorder=6,
             gid="best",
-        )  # fmt: skip
+        )
         handles.append(
             Line2D(
                 [], [], marker="o", ms=10, mfc="none", mec=style.ALARM, mew=2, ls="none", label="best admissible point"
             )
         )
     axes.grid(True)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, rows[case.objective].max() * 1.08)
     axes.set_xlabel("recall (share of attention mass on blocks that attention reads)")
     axes.set_ylabel(style.label(case.objective))
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))

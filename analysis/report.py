@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from analysis import page
+from analysis import page, style
 from analysis.breakdown import draw_breakdown
 from analysis.heatmap import draw_heatmap
 from analysis.load import Run, load_run
@@ -44,7 +44,7 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     run = load_run(folder)
     pictures_folder = folder / "plots" if out is None else out
     report_path = (folder if out is None else out) / "report.html"
-    sections = [_draw_case(run, index, case) for index, case in enumerate(_drawn_cases(run))]
+    sections = [_draw_case(run, index, case, formats) for index, case in enumerate(_drawn_cases(run))]
     dropped = len(split_cases(run.results, run.objective)) - MAX_CASES
     written: list[Path] = []
     try:
@@ -52,7 +52,8 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
         for section in sections:
             for picture in section.pictures:
                 for suffix in formats:
-                    written.append(_save(picture.figure, pictures_folder / f"{picture.name}.{suffix}"))
+                    path = pictures_folder / f"{picture.name}.{suffix}"
+                    written.append(_write(path, picture.renderings[suffix]))
         _write(report_path, page.render(run, sections, max(0, dropped)).encode())
     except OSError as error:
         raise InputError(f"{error.filename or pictures_folder}: cannot be written ({error.strerror})") from error
@@ -63,7 +64,7 @@ def _drawn_cases(run: Run) -> list[Case]:
     return split_cases(run.results, run.objective)[:MAX_CASES]
 
 
-def _draw_case(run: Run, index: int, case: Case) -> page.Section:
+def _draw_case(run: Run, index: int, case: Case, formats: Sequence[str]) -> page.Section:
     pictures, skipped = [], []
     label = _case_label(run, case)
     for name, draw in PLOTS.items():
@@ -80,7 +81,9 @@ def _draw_case(run: Run, index: int, case: Case) -> page.Section:
             skipped.append((name, str(reason)))
             continue
         stem = name if not label else f"{name}--{_slug(label)}"
-        pictures.append(page.Picture(stem, figure, _png(figure)))
+        # Each rendering lays the axes out anew and may move them by a pixel: one per format serves file and page.
+        renderings = {suffix: _rendered(figure, suffix) for suffix in dict.fromkeys(("png", *formats))}
+        pictures.append(page.Picture(stem, renderings))
     return page.Section(label, case, pictures, skipped)
 
 
@@ -103,18 +106,17 @@ def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
 
 
-def _png(figure: Figure) -> bytes:
+def _rendered(figure: Figure, suffix: str) -> bytes:
+    """The picture's bytes, without the date and software that a backend would add."""
+    metadata: dict[str, dict[str, None]] = {
+        "png": {"Software": None},
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    with style.applied():
+        figure.savefig(buffer, format=suffix, metadata=metadata[suffix])
     return buffer.getvalue()
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    """Whole or not at all, and the same bytes for the same figure."""
-    dates = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], metadata=dates[path.suffix[1:]])
-    return _write(path, buffer.getvalue())
 
 
 def _write(path: Path, content: bytes) -> Path:

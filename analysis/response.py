@@ -15,7 +15,6 @@ from analysis.selection import (
     CONTEXT_COLUMNS,
     Case,
     NotDrawn,
-    best_buildable,
     best_by_system,
     is_admissible,
     is_bound_only,
@@ -28,16 +27,12 @@ from analysis.selection import (
 METRIC_ROWS = ("recall", "exposed_transfer_s")
 """Drawn under the objective."""
 COLUMNS_PER_BAND = 4
-MAX_TICK_LABELS = 6
+TICK_LABELS_PER_ROW = 24
+LOG_RATIO = 20.0
 WIDE_SPAN = 5.0
 """A panel whose range is this many times the next widest gets a y-axis of its own."""
 CONTEXT, BUDGET = "workload.context_tokens", "policy.kv_budget_tokens"
 NOT_AXES = ("system", "model", "hardware", "trace", "trace_group")
-
-
-def response_axes(case: Case) -> list[str]:
-    """Swept parameters that some system heeds, in the schema's order."""
-    return [c for c in swept_parameters(case.rows) if c not in NOT_AXES]
 
 
 def response_line(case: Case, point: pd.Series[Any], parameter: str) -> pd.DataFrame:
@@ -54,10 +49,21 @@ def response_line(case: Case, point: pd.Series[Any], parameter: str) -> pd.DataF
     return rows[rows[parameter].notna()].drop_duplicates(parameter)
 
 
+def response_lines(case: Case) -> dict[str, dict[str, pd.DataFrame]]:
+    """Rows by swept parameter and system, of the parameters along which some system has two points or more."""
+    candidates = [c for c in swept_parameters(case.rows) if c not in NOT_AXES]
+    if not candidates:
+        return {}
+    points = {str(p["system"]): case.rows.loc[p["row"]] for _, p in best_by_system(case).iterrows()}
+    lines = {c: {name: response_line(case, point, c) for name, point in points.items()} for c in candidates}
+    return {c: by_system for c, by_system in lines.items() if any(len(rows) > 1 for rows in by_system.values())}
+
+
 @style.styled
 def draw_response(case: Case) -> Figure:
     """A column of small plots per swept parameter, a line per system. Raises `NotDrawn` if nothing is swept."""
-    parameters = response_axes(case)
+    lines = response_lines(case)
+    parameters = list(lines)
     if not parameters:
         raise NotDrawn(
             "no parameter is varied besides the system" if len(case.systems) > 1 else "no parameter is varied"
@@ -81,7 +87,7 @@ def draw_response(case: Case) -> Figure:
             if index >= len(parameters):
                 axes.set_visible(False)
                 continue
-            _draw_panel(axes, case, points, parameters[index], metric, looks)
+            _draw_panel(axes, case, points, lines, parameters[index], metric, columns)
             last = row == len(metrics) - 1
             axes.set_xlabel(style.label(parameters[index]) if last else "")
             axes.tick_params(labelbottom=last)
@@ -89,49 +95,86 @@ def draw_response(case: Case) -> Figure:
     _share_metric_limits(panels, len(metrics), bands)
     handles = [_handle(str(s), looks[str(s)]) for s in points["system"]]
     notes = [
-        "Each line varies one parameter and holds the others at its system's best point (large marker). Hollow small "
+        "Each line varies one parameter and holds the others at its system's best point (large marker); values are "
+        "spaced evenly. Hollow "
         "markers are below the recall threshold. Dotted: the system does not heed the parameter.",
     ]
+    if (case.rows["status"] != "ok").any():
+        notes.append("× at the foot of a panel: the point does not fit, or failed.")
     if bounds := [str(s) for s in points["system"] if is_bound_only(str(s))]:
         notes.append(f"{', '.join(bounds)}: knows the future, a bound and not a system to build; hollow throughout.")
     if missing := left_out(case):
         notes.append("Not drawn: " + ", ".join(missing) + ".")
-    style.frame_figure(figure, _title(case, parameters), case.subtitle, notes, handles, 6)
+    style.frame_figure(figure, _title(case, lines), case.subtitle, notes, handles, 6)
     return figure
 
 
 def _draw_panel(
-    axes: Axes, case: Case, points: pd.DataFrame, parameter: str, metric: str, looks: dict[str, style.Look]
+    axes: Axes,
+    case: Case,
+    points: pd.DataFrame,
+    lines: dict[str, dict[str, pd.DataFrame]],
+    parameter: str,
+    metric: str,
+    num_columns: int,
 ) -> None:
+    looks = style.system_looks(case.systems)
     ticks = sorted_values(case.rows[parameter])
     scale = style.display_scale(metric)
     for _, best in points.iloc[::-1].iterrows():
         look = looks[str(best["system"])]
         point = case.rows.loc[best["row"]]
-        rows = response_line(case, point, parameter)
+        rows = lines[parameter][str(best["system"])]
         if rows.empty:
             if pd.notna(point[metric]):
                 axes.axhline(point[metric] * scale, color=look.color, ls=":", lw=1.3, zorder=2)
             continue
+        if metric == case.objective:
+            _mark_missing(axes, rows[rows["status"] != "ok"][parameter], ticks, look, len(axes.texts))
         rows = rows[(rows["status"] == "ok") & rows[metric].notna()]
         rows = rows.assign(place=[ticks.index(v) for v in rows[parameter]]).sort_values("place")
         style_line = "-" if look.filled else "--"
         axes.plot(
             rows["place"], rows[metric] * scale, style_line, color=look.color, lw=1.3, zorder=3, gid=str(best["system"])
         )
-        for (_, row), admissible in zip(rows.iterrows(), is_admissible(rows), strict=True):
-            own = row.name == point.name
-            face = look.color if admissible and look.filled else "white"
+        keeps, own = is_admissible(rows), rows.index == point.name
+        for part, size, filled in (
+            (~keeps & ~own, 3.8, False),
+            (keeps & ~own, 3.8, True),
+            (own, 7, bool(best["admissible"])),
+        ):
             axes.plot(
-                [row["place"]], [row[metric] * scale], marker=look.marker, ms=7 if own else 3.8, mfc=face,
-                mec=look.color, mew=1.1, ls="none", zorder=5 if own else 4,
-            )  # fmt: skip
-    every = -(-len(ticks) // MAX_TICK_LABELS)
+                rows["place"][part],
+                rows[metric][part] * scale,
+                marker=look.marker,
+                ms=size,
+                mfc=look.color if filled and look.filled else "white",
+                mec=look.color,
+                mew=1.1,
+                ls="none",
+                zorder=4 if size < 5 else 5,
+            )
+    every = -(-len(ticks) // (TICK_LABELS_PER_ROW // num_columns))
     axes.set_xticks(range(len(ticks)), [style.value_text(v) if i % every == 0 else "" for i, v in enumerate(ticks)])
     axes.set_xlim(-0.35, len(ticks) - 0.65)
     axes.grid(True, axis="y")
     axes.margins(y=0.12)
+    if metric == case.objective and _spans_decades(case, points):
+        axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))
+
+
+def _spans_decades(case: Case, points: pd.DataFrame) -> bool:
+    """Whether the objective of the drawn systems is better read on a log axis."""
+    values = case.ok.loc[case.ok["system"].isin(points["system"]), case.objective]
+    return bool(values.min() > 0 and values.max() > LOG_RATIO * values.min())
+
+
+def _mark_missing(axes: Axes, values: pd.Series[Any], ticks: list[Any], look: style.Look, row: int) -> None:
+    """A cross at the foot of the panel, in the system's colour, where its point does not fit or failed."""
+    foot = axes.get_xaxis_transform()
+    for value in values:
+        axes.text(ticks.index(value), 0.02 + 0.02 * row, "×", color=look.color, transform=foot, ha="center", fontsize=9)
 
 
 def _share_metric_limits(panels: Any, num_metrics: int, bands: int) -> None:
@@ -151,27 +194,44 @@ def _share_metric_limits(panels: Any, num_metrics: int, bands: int) -> None:
 def _handle(system: str, look: style.Look) -> Line2D:
     face = look.color if look.filled else "white"
     return Line2D(
-        [], [], color=look.color, ls="-" if look.filled else "--", marker=look.marker, ms=5.5, mfc=face, mec=look.color,
-        lw=1.3, label=system,
-    )  # fmt: skip
-
-
-def _title(case: Case, parameters: list[str]) -> str:
-    lead = best_buildable(case)
-    if lead is None:
-        return "No point keeps the recall threshold; how each system answers to the swept parameters"
-    spans = {}
-    for parameter in parameters:
-        rows = response_line(case, lead, parameter)
-        values = rows.loc[rows["status"] == "ok", case.objective].dropna()
-        if len(values) > 1 and values.min() > 0:
-            spans[parameter] = values.max() / values.min()
-    if not spans:
-        return f"{lead['system']} is best; it does not heed the swept parameters"
-    widest = max(spans, key=lambda p: spans[p])
-    if spans[widest] < 1.005:
-        return f"None of the swept parameters moves {lead['system']}'s {style.short(case.objective)}"
-    return (
-        f"Around its best point {lead['system']} answers most to {style.short(widest)}: "
-        f"×{spans[widest]:.2f} in {style.short(case.objective)}"
+        [],
+        [],
+        color=look.color,
+        ls="-" if look.filled else "--",
+        marker=look.marker,
+        ms=5.5,
+        mfc=face,
+        mec=look.color,
+        lw=1.3,
+        label=system,
     )
+
+
+def _title(case: Case, lines: dict[str, dict[str, pd.DataFrame]]) -> str:
+    points = best_by_system(case)
+    points = points[points["admissible"] & ~points["system"].map(is_bound_only).astype(bool)]
+    if points.empty:
+        return "How each system answers to the swept parameters; none keeps the recall threshold"
+    spans = [_spans(lines, str(system), case.objective) for system in points["system"]]
+    lead = max(range(len(spans)), key=lambda i: (len(spans[i]), -i))
+    name = points["system"].iloc[lead]
+    if not spans[lead]:
+        return f"{name} does not answer to any swept parameter"
+    widest = max(spans[lead], key=lambda p: spans[lead][p])
+    if spans[lead][widest] < 1.005:
+        return f"None of the swept parameters moves {name}'s {style.short(case.objective)}"
+    return (
+        f"Around its best point {name} answers most to {style.short(widest)}: "
+        f"×{style.number(spans[lead][widest])} in {style.short(case.objective)}"
+    )
+
+
+def _spans(lines: dict[str, dict[str, pd.DataFrame]], system: str, objective: str) -> dict[str, float]:
+    """Largest over smallest objective along each parameter that the system heeds."""
+    spans = {}
+    for parameter, by_system in lines.items():
+        rows = by_system[system]
+        values = rows.loc[rows["status"] == "ok", objective].dropna()
+        if len(values) > 1 and values.min() > 0:
+            spans[parameter] = float(values.max() / values.min())
+    return spans

@@ -22,6 +22,7 @@ from analysis import style
 from analysis.selection import Case, NotDrawn, best_buildable, best_by_system, is_bound_only, left_out
 
 GB = 1e9
+MAX_TWO_LINE_LABELS = 8
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Tier:
     ceiling_column: str
     color: str
     linestyle: str
+    carries_weights: bool = False
 
 
 TIERS = (
-    Tier("HBM", "kv_bytes_read_per_token", "hbm_ceiling_tokens_per_s", "#555555", "-"),
+    Tier("HBM", "kv_bytes_read_per_token", "hbm_ceiling_tokens_per_s", "#555555", "-", carries_weights=True),
     Tier("host link", "h2d_bytes_per_token", "h2d_ceiling_tokens_per_s", "#B8481C", "--"),
     Tier("remote link", "remote_bytes_per_token", "remote_ceiling_tokens_per_s", "#7B3F98", "-."),
 )
@@ -48,34 +50,39 @@ class Ceiling:
 
     bytes_per_s: float
     fixed_s: float = 0.0
+    complete: bool = True
+    """False where the points cannot tell the bandwidth from the other traffic: `bytes_per_s` is what is left for KV."""
 
     def tokens_per_s(self, bytes_per_token: Any) -> Any:
         return 1.0 / (self.fixed_s + np.asarray(bytes_per_token, dtype=float) / self.bytes_per_s)
 
 
-def fit_ceiling(bytes_per_token: pd.Series[float], ceiling_tokens_per_s: pd.Series[float]) -> Ceiling | None:
-    """The ceiling that a tier's points state: exact where they share a bandwidth, else the best bandwidth among them.
+def fit_ceiling(rows: pd.DataFrame, tier: Tier, batch_size: float) -> Ceiling | None:
+    """The ceiling that the points of a case state for a tier, at one batch size; None where no point uses it.
 
-    1/ceiling = fixed + bytes/bandwidth is solved by least squares; where the points do not lie on one such line
-    (block size or NUMA placement change a link's speed) the largest bytes x ceiling of them is drawn, fixed = 0.
+    Solves 1/ceiling = shared/batch + bytes/bandwidth (what a batch shares, the weights, is read once). Where the points
+    lie on no such plane (block size or placement change a link's speed), or are too few, the largest bytes x ceiling
+    among them is the bandwidth: exact for links, which carry nothing but KV.
     """
-    valid = bytes_per_token.notna() & ceiling_tokens_per_s.notna() & (bytes_per_token > 0) & (ceiling_tokens_per_s > 0)
+    moved, ceiling, batch = (rows[c] for c in (tier.bytes_column, tier.ceiling_column, "workload.batch_size"))
+    valid = (moved > 0) & (ceiling > 0) & (batch > 0)
     if not valid.any():
         return None
-    moved = bytes_per_token[valid].to_numpy(dtype=float)
-    seconds = 1.0 / ceiling_tokens_per_s[valid].to_numpy(dtype=float)
-    if np.ptp(moved) > 1e-9 * moved.max():
-        slope, fixed = np.polyfit(moved, seconds, 1)
-        residual = np.abs(fixed + slope * moved - seconds) / seconds
-        if slope > 0 and fixed >= -1e-6 * seconds.max() and residual.max() < 1e-3:
-            return Ceiling(1.0 / slope, max(0.0, fixed) if fixed > 1e-6 * seconds.max() else 0.0)
-    return Ceiling(float((moved / seconds).max()))
+    moved_bytes, seconds = moved[valid].to_numpy(dtype=float), 1.0 / ceiling[valid].to_numpy(dtype=float)
+    design = np.column_stack([moved_bytes, 1.0 / batch[valid].to_numpy(dtype=float)])
+    scale = design.max(axis=0)
+    solution, _, rank, _ = np.linalg.lstsq(design / scale, seconds, rcond=None)
+    slope, shared_s = solution / scale
+    residual = np.abs(design @ (slope, shared_s) - seconds) / seconds
+    if rank == 2 and slope > 0 and residual.max() < 1e-3 and shared_s * design[:, 1].max() > -1e-6 * seconds.max():
+        fixed_s = shared_s / batch_size
+        return Ceiling(1.0 / slope, fixed_s if fixed_s > 1e-6 * seconds.min() else 0.0)
+    return Ceiling(float((moved_bytes / seconds).max()), complete=not tier.carries_weights)
 
 
-def tier_ceilings(case: Case, batch_size: Any) -> list[tuple[Tier, Ceiling]]:
-    """Ceilings of the tiers in use, from the points at `batch_size` (weights are shared by a batch)."""
-    rows = case.ok[case.ok["workload.batch_size"] == batch_size]
-    found = [(tier, fit_ceiling(rows[tier.bytes_column], rows[tier.ceiling_column])) for tier in TIERS]
+def tier_ceilings(case: Case, batch_size: float) -> list[tuple[Tier, Ceiling]]:
+    """Ceilings of the tiers in use at a batch size."""
+    found = [(tier, fit_ceiling(case.ok, tier, batch_size)) for tier in TIERS]
     return [(tier, ceiling) for tier, ceiling in found if ceiling is not None]
 
 
@@ -89,7 +96,9 @@ def draw_roofline(case: Case) -> Figure:
     if not ceilings:
         raise NotDrawn("no point has both bytes per token and a ceiling for HBM or a link")
     looks = style.system_looks(case.systems)
-    figure = Figure(figsize=(style.WIDTH_IN, 5.4), dpi=style.DPI)
+    two_lines = len(points) <= MAX_TWO_LINE_LABELS
+    body_in = max(3.9, 0.2 * len(points))
+    figure = Figure(figsize=(style.WIDTH_IN, body_in + 1.5), dpi=style.DPI)
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -113,11 +122,11 @@ def draw_roofline(case: Case) -> Figure:
     axes.set_xlabel("tokens per GB of KV moved over the tier (1 / bytes per token)")
     axes.set_ylabel(style.label(case.objective))
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))
-    axes.xaxis.set_major_formatter(lambda v, _: style.number(v))
+    axes.xaxis.set_major_formatter(lambda v, _: style.value_text(float(v)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_locator(NullLocator())
-    _label_systems(axes, points, looks, case.objective, used, tiers)
+    _label_systems(axes, points, looks, case.objective, used, (0.32 if two_lines else 0.17) / body_in, two_lines)
     handles = [
         Line2D([], [], color=t.color, ls=t.linestyle, lw=1.6, label=_ceiling_label(t, c, batch)) for t, c in ceilings
     ]
@@ -163,9 +172,17 @@ def _draw_system(
             axes.plot([x], [own], marker="_", ms=11, mew=1.8, color=colors[name], zorder=4, ls="none")
         face = look.color if look.filled else "white"
         axes.plot(
-            [x], [y], marker=look.marker, ms=8, mfc=face, mec=look.color, mew=1.4, ls="none", zorder=5,
+            [x],
+            [y],
+            marker=look.marker,
+            ms=8,
+            mfc=face,
+            mec=look.color,
+            mew=1.4,
+            ls="none",
+            zorder=5,
             gid=f"{point['system']}|{name}",
-        )  # fmt: skip
+        )
 
 
 def _label_systems(
@@ -174,12 +191,13 @@ def _label_systems(
     looks: dict[str, style.Look],
     objective: str,
     used: list[dict[str, tuple[float, float]]],
-    tiers: list[Tier],
+    gap: float,
+    two_lines: bool,
 ) -> None:
     """Names beside the right edge, kept apart, each led to its row of markers."""
     low, high = np.log(axes.get_ylim())
     targets = [float((np.log(y) - low) / (high - low)) for y in points[objective]]
-    places = style.spread(targets, gap=0.082, low=0.03, high=0.97)
+    places = style.spread(targets, gap=gap, low=0.03, high=0.97)
     blended = transforms.blended_transform_factory(axes.transAxes, axes.transAxes)
     for (_, point), per_tier, target, place in zip(points.iterrows(), used, targets, places, strict=True):
         look = looks[str(point["system"])]
@@ -192,19 +210,23 @@ def _label_systems(
         ]
         bound_only = " (a bound)" if is_bound_only(str(point["system"])) else ""
         text = f"{point['system']}{star}{bound_only}\n{style.number(point[objective])} tok/s · {', '.join(shares)}"
+        if not two_lines:
+            text = f"{point['system']}{star}{bound_only}  {style.number(point[objective])} tok/s"
         axes.text(1.052, place, text, transform=blended, va="center", fontsize=7.5, color=style.INK, linespacing=1.2)
 
 
 def _ceiling_label(tier: Tier, ceiling: Ceiling, batch: Any) -> str:
     weights = f", weights read once per batch of {style.value_text(batch)}" if ceiling.fixed_s > 0 else ""
+    if not ceiling.complete:
+        weights = " left for KV beside the weights"
     return f"{tier.name} ceiling, {style.bytes_per_s(ceiling.bytes_per_s)}{weights}"
 
 
 def _title(lead: pd.Series[Any] | None, tiers: list[Tier], objective: str) -> str:
     if lead is None:
-        return "No system keeps the recall threshold; the nearest points against their bandwidth ceilings"
+        return "No system keeps the recall threshold; the nearest points against their ceilings"
     shares = [
-        f"{style.percent(lead[objective] / lead[tier.ceiling_column])} of what {tier.name} alone allows"
+        f"{style.percent(lead[objective] / lead[tier.ceiling_column])} of its {tier.name} ceiling"
         for tier in tiers
         if pd.notna(lead[tier.ceiling_column]) and lead[tier.ceiling_column] > 0
     ]

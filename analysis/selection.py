@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from simulator.metrics import PARAMETERS
@@ -139,20 +140,18 @@ def swept_parameters(rows: pd.DataFrame) -> list[str]:
     """Parameter columns with two or more values, in the schema's order, then the further keys of the run."""
     named = [c for c in PARAMETERS if c in rows and c not in DESCRIPTIVE]
     further = [c for c in rows.columns if "." in c and c not in PARAMETERS]
-    return [c for c in (*named, *further) if rows[c].dropna().map(_hashable).nunique() > 1]
+    return [c for c in (*named, *further) if _comparable(rows[c]).nunique() > 1]
 
 
 def matching(rows: pd.DataFrame, point: pd.Series[Any], free: Iterable[str]) -> pd.DataFrame:
     """Rows of the point's system that equal it in every swept parameter outside `free` (null equals null)."""
     released = set(free)
-    kept: pd.Series[bool] = rows["system"] == point["system"]
-    for column in swept_parameters(rows):
-        if column in released or column == "system":
-            continue
-        value = point[column]
-        kept &= rows[column].isna() if _is_null(value) else rows[column].map(_hashable) == _hashable(value)
-    selected: pd.DataFrame = rows[kept]
-    return selected
+    own: pd.DataFrame = rows[rows["system"] == point["system"]]
+    for column in swept_parameters(own):
+        if column not in released:
+            value = point[column]
+            own = own[own[column].isna() if _is_null(value) else _comparable(own[column]) == _hashable(value)]
+    return own
 
 
 def sorted_values(values: pd.Series[Any]) -> list[Any]:
@@ -161,7 +160,14 @@ def sorted_values(values: pd.Series[Any]) -> list[Any]:
     return sorted(distinct) if all(isinstance(v, int | float) for v in distinct) else distinct
 
 
+def _comparable(values: pd.Series[Any]) -> pd.Series[Any]:
+    """The values as numbers or text: cells that hold lists or mappings by their text."""
+    return values.map(_hashable, na_action="ignore") if values.dtype == object else values
+
+
 def _hashable(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
     return value if isinstance(value, int | float | str | bool) else str(value)
 
 

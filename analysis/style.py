@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 P = ParamSpec("P")
@@ -18,7 +21,7 @@ P = ParamSpec("P")
 WIDTH_IN = 8.0
 DPI = 150
 """Pictures are 1,200 pixels wide."""
-RC = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -99,15 +102,21 @@ BOUND_NAMES = {
 }
 
 
+@contextmanager
+def applied() -> Iterator[None]:
+    """This style, whatever the caller's matplotlib settings; saving needs it too (fonts and ids of SVG)."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        yield
+
+
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Run a drawing function under this style, whatever the caller's matplotlib settings."""
+    """Run a drawing function under this style."""
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            for key, value in RC.items():
-                matplotlib.rcParams[key] = value
+        with applied():
             return draw(*args, **kwargs)
 
     return wrapped
@@ -153,6 +162,8 @@ def number(value: float, digits: int = 3) -> str:
 
 def value_text(value: Any) -> str:
     """A parameter's value as a user typed it."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float):
         if value != value:
             return "–"
@@ -160,6 +171,12 @@ def value_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "–" if value is None else str(value)
+
+
+def pale(color: str) -> tuple[float, float, float]:
+    """The colour mixed with white, for what matters less; opaque, so that overlaps stay pale."""
+    red, green, blue = to_rgb(color)
+    return (0.32 * red + 0.68, 0.32 * green + 0.68, 0.32 * blue + 0.68)
 
 
 def bytes_per_s(value: float) -> str:
