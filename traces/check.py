@@ -119,7 +119,8 @@ def _ranked_mass(group: FileGroup, size: int, source: int) -> NDArray[np.float64
     layers = [group.layers(source).index(layer) for layer in group.layers(size)]
     fine = unit_mass()[levels[:, layers]].astype(np.float64)
     coarse = np.add.reduceat(fine, np.arange(0, fine.shape[-1], size // source), axis=-1)
-    return _gathered(coarse, group.ranking("true", size)).sum(axis=-1) / coarse.sum(axis=-1)
+    inside = _gathered(coarse, group.ranking("true", size)).sum(axis=-1)
+    return np.asarray(inside / coarse.sum(axis=-1), np.float64)
 
 
 def _gathered(dense: NDArray[Any], ids: NDArray[np.int32]) -> NDArray[Any]:
