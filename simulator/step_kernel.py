@@ -38,6 +38,7 @@ from simulator.step_layout import (
     SCORE,
     SIDE_PLAN,
     SIDE_SCORE,
+    STEP,
     T_EXPOSED,
     T_PLAN,
     WAIT,
@@ -68,11 +69,12 @@ def run_step(
     clock: Float,
     planned_at_s: Float,
     rates: Float,
-    parts_s: Float,
+    steps_s: Float,
 ) -> float:
     """Advance one step and return its seconds.
 
-    `link_share` in (0, 1] scales H. Adds each instant to `parts_s` [13]. Mutates `counts`, `clock`, `planned_at_s`.
+    `link_share` in (0, 1] scales H. Row t of `steps_s` [T, 16] gets the breakdown (13), the step, H busy and D busy.
+    Mutates `counts`, `clock`, `planned_at_s`.
     Shapes: `durations_s` [T, 19], `attention_s` … `waits_for_slots` [T, L], `selects` [L], `rates` [5, 5, 2, 2, 4].
     """
     num_layers = selects.shape[0]
@@ -81,7 +83,8 @@ def run_step(
     now = clock[NOW]
     start = now
     side, first, prefetch, write = clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE]
-    h_busy_s, d_busy_s = clock[H_BUSY], clock[D_BUSY]
+    h_busy_s = d_busy_s = 0.0
+    parts_s = steps_s[t]
     num_qkv, num_selected, num_attended = counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION]
     num_planned, side_part = counts[N_PLANNED], counts[B_PART]
     num_first, num_prefetched, num_written = counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN]
@@ -274,7 +277,7 @@ def run_step(
         now = wake if dt == wake - now else now + dt
     clock[NOW] = now
     clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE] = side, first, prefetch, write
-    clock[H_BUSY], clock[D_BUSY] = h_busy_s, d_busy_s
+    parts_s[STEP], parts_s[H_BUSY], parts_s[D_BUSY] = now - start, h_busy_s, d_busy_s
     counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION] = num_qkv, num_selected, num_attended
     counts[N_PLANNED], counts[B_PART] = num_planned, side_part
     counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN] = num_first, num_prefetched, num_written

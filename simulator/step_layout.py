@@ -40,6 +40,8 @@ PHASE_KIND = np.array(
 T_QKV, T_ATTENTION, T_FFN, T_SCORE, T_PLAN, T_GATHER, T_EXPOSED, T_ALLREDUCE, T_DRAFT, T_SAMPLING = range(10)
 T_LM_HEAD, T_SOFTWARE, T_OTHER = 10, 11, 12
 NUM_PARTS = 13
+STEP, H_BUSY, D_BUSY, NUM_STEP_COLUMNS = 13, 14, 15, 16
+"""Columns after the breakdown in what `run_step` writes per step."""
 PHASE_PART = np.array(
     [
         T_SOFTWARE, T_DRAFT, T_SAMPLING, T_QKV, T_SCORE, T_PLAN, T_PLAN, T_EXPOSED, T_GATHER, T_ATTENTION, T_FFN,
@@ -72,18 +74,17 @@ class StepState:
     counts: NDArray[np.int64]
     """Finished: [qkv, selection on C, attention, side plans, first queue, prefetches, write-backs]."""
     clock: NDArray[np.float64]
-    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back, H busy, D busy]."""
+    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back]; -1: not started."""
     planned_at_s: NDArray[np.float64]
     """When the plan of (step mod ring, layer) was done, [2, ring, L]: on C, on B."""
 
 
 N_QKV, N_SELECTED, N_ATTENTION, N_PLANNED, N_FIRST, N_PREFETCH, N_WRITTEN, B_PART = range(8)
-NOW, R_SIDE, R_FIRST, R_PREFETCH, R_WRITE, H_BUSY, D_BUSY = range(7)
+NOW, R_SIDE, R_FIRST, R_PREFETCH, R_WRITE = range(5)
 
 
 def new_state(num_layers: int, ring: int) -> StepState:
-    clock = np.zeros(7)
-    clock[R_SIDE : R_WRITE + 1] = -1.0  # nothing started
+    clock = np.array([0.0, -1.0, -1.0, -1.0, -1.0])
     return StepState(np.zeros(8, dtype=np.int64), clock, np.zeros((2, ring, num_layers)))
 
 

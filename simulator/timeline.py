@@ -14,7 +14,7 @@ import simpy
 from numpy.typing import NDArray
 
 from simulator.step_kernel import run_step
-from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, new_state
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, STEP, new_state
 from simulator.step_work import RunWork
 from simulator.topology import HostTopology
 
@@ -26,14 +26,28 @@ TIMELINE_VERSION = 1
 class TimelineResult:
     """What happened, per GPU g and step t."""
 
-    step_s: NDArray[np.float64]
-    """[G, T]."""
-    parts_s: NDArray[np.float64]
-    """[G, T, 13] in the order of `simulator.metrics.BREAKDOWN`; sums to `step_s`."""
-    h2d_busy_s: NDArray[np.float64]
-    """[G, T]."""
-    d2h_busy_s: NDArray[np.float64]
-    """[G, T]."""
+    steps_s: NDArray[np.float64]
+    """[G, T, 16]: breakdown, step, H2D busy, D2H busy; what the properties below are views of."""
+
+    @property
+    def parts_s(self) -> NDArray[np.float64]:
+        """[G, T, 13] in the order of `simulator.metrics.BREAKDOWN`; sums to `step_s`."""
+        return self.steps_s[..., :NUM_PARTS]
+
+    @property
+    def step_s(self) -> NDArray[np.float64]:
+        """[G, T]."""
+        return self.steps_s[..., STEP]
+
+    @property
+    def h2d_busy_s(self) -> NDArray[np.float64]:
+        """[G, T]."""
+        return self.steps_s[..., H_BUSY]
+
+    @property
+    def d2h_busy_s(self) -> NDArray[np.float64]:
+        """[G, T]."""
+        return self.steps_s[..., D_BUSY]
 
 
 class SharedLinks:
@@ -69,20 +83,13 @@ def decode(
     state = new_state(rules.num_layers, ring=rules.lookahead_k + 3)
     constants = (
         work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates,
+        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, result.steps_s[gpu],
     )  # fmt: skip
-    clock, parts_s = state.clock, result.parts_s[gpu]
     transfers = bool(run.h2d_bytes.any())
-    h2d_s = d2h_s = 0.0
     for t in range(work.durations_s.shape[0]):
         share = links.begin(gpu) if transfers else 1.0
-        step_s = run_step(
-            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, *constants, parts_s[t]
-        )
+        step_s = run_step(t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, *constants)
         yield env.timeout(step_s)
-        result.step_s[gpu, t] = step_s
-        result.h2d_busy_s[gpu, t], h2d_s = clock[H_BUSY] - h2d_s, clock[H_BUSY]
-        result.d2h_busy_s[gpu, t], d2h_s = clock[D_BUSY] - d2h_s, clock[D_BUSY]
     if transfers:
         links.end(gpu)
 
@@ -90,8 +97,7 @@ def decode(
 def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopology) -> TimelineResult:
     """Play one run per GPU (same number of steps) on one host."""
     num_gpus, num_steps = len(runs), runs[0].work.durations_s.shape[0]
-    shape = (num_gpus, num_steps)
-    result = TimelineResult(np.zeros(shape), np.zeros((*shape, NUM_PARTS)), np.zeros(shape), np.zeros(shape))
+    result = TimelineResult(np.zeros((num_gpus, num_steps, NUM_STEP_COLUMNS)))
     env = simpy.Environment()
     links = SharedLinks(topology, runs[0].link_bytes_per_s)
     for gpu, run in enumerate(runs):

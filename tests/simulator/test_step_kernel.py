@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from simulator import step_layout as at
 from simulator.step_kernel import run_step
-from simulator.step_layout import D_BUSY, H_BUSY, NUM_DURATIONS, NUM_PARTS, StepRules, StepWork, new_state
+from simulator.step_layout import (
+    D_BUSY,
+    H_BUSY,
+    NUM_DURATIONS,
+    NUM_PARTS,
+    NUM_STEP_COLUMNS,
+    STEP,
+    StepRules,
+    StepWork,
+    new_state,
+)
 from simulator.step_reference import StepReference
 
 US = 1e-6
@@ -54,27 +64,27 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, float]:
 def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: float = 1.0):
     steps = work.durations_s.shape[0]
     state = new_state(rules.num_layers, rules.lookahead_k + 3)
-    step_s, parts_s = np.zeros(steps), np.zeros((steps, NUM_PARTS))
+    steps_s = np.zeros((steps, NUM_STEP_COLUMNS))
     for t in range(steps):
-        step_s[t] = run_step(
+        run_step(
             t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, work.durations_s,
             work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-            work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, parts_s[t],
+            work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, steps_s,
         )  # fmt: skip
-    return step_s, parts_s, state
+    return steps_s[:, STEP], steps_s[:, :NUM_PARTS], (state, steps_s[:, H_BUSY].sum(), steps_s[:, D_BUSY].sum())
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_kernel_equals_simpy_reference(seed):
     rules, work, rates, share = random_case(seed)
-    step_s, parts_s, state = play(rules, work, rates, share)
+    step_s, parts_s, (_, h_busy_s, d_busy_s) = play(rules, work, rates, share)
     reference = StepReference(rules, work, rates, share).play()
     np.testing.assert_allclose(step_s, reference.step_s, rtol=0, atol=1e-9)
     np.testing.assert_allclose(parts_s, reference.parts_s, rtol=0, atol=1e-9)
     # The reference stops when compute does; engines that are still busy then have been busy as long.
-    assert state.clock[H_BUSY] == pytest.approx(reference.engines.busy_s[2], abs=1e-4)
-    assert state.clock[D_BUSY] == pytest.approx(reference.engines.busy_s[3], abs=1e-4)
+    assert h_busy_s == pytest.approx(reference.engines.busy_s[2], abs=1e-4)
+    assert d_busy_s == pytest.approx(reference.engines.busy_s[3], abs=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -175,6 +185,6 @@ def test_a_write_back_in_flight_holds_the_fetch_two_steps_later():
 
 def test_no_prefetch_is_lost():
     rules, work = plain(40, 3, 100 * US)
-    _, _, state = play(rules, work, ONES)
+    _, _, (state, _, _) = play(rules, work, ONES)
     issued = 40 * 3
     assert issued - rules.num_layers <= state.counts[at.N_PREFETCH] <= issued

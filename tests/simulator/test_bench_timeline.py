@@ -1,0 +1,60 @@
+"""Speed of the timeline and of a whole `oasis-sim run`; `pytest -m bench -p no:xdist`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simulator import experiment as experiments
+from simulator.engine_rates import engine_rates
+from simulator.experiment import expand, resolve
+from simulator.points import run_works
+from simulator.replay import replay
+from simulator.timeline import play
+from simulator.topology import HostTopology
+from tests.simulator.synthetic_trace import synthetic_trace
+
+pytestmark = pytest.mark.bench
+NUM_STEPS = 20_000
+
+
+@pytest.mark.parametrize("batch_size", [14, 128])
+@pytest.mark.parametrize("system", ["dense", "retrieval", "oasiskv"])
+def test_timeline_steps_per_second(benchmark, monkeypatch, system, batch_size):
+    """Steps/s of Qwen3-8B's 36 layers on one GPU, SimPy included; the work of the steps is built before."""
+    trace = synthetic_trace()
+    monkeypatch.setattr(experiments, "_open", lambda location: trace)
+    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+    settings = {"trace": "synthetic", "trace_group": "short", "system": system, "workload.batch_size": batch_size}
+    (experiment,) = expand({**settings, "workload.output_tokens": NUM_STEPS}, {})
+    point = resolve(experiment)
+    demand = None if system == "dense" else replay(point.group, point.policy, point.mapping, 0, use_cache=False)
+    runs = run_works(point, demand)
+    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
+    topology = HostTopology(point.hardware, 1, "local")
+    play(runs, rates, topology)
+    benchmark.pedantic(play, (runs, rates, topology), rounds=5)
+    benchmark.extra_info["steps_per_s"] = round(NUM_STEPS / benchmark.stats.stats.median)
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_run_from_the_shell(benchmark, tmp_path, start):
+    """`oasis-sim run --json`: with an empty result cache, and repeated."""
+    calls = iter(range(1000))
+
+    def run() -> None:
+        number = next(calls)
+        cache = tmp_path / ("cache" if start == "warm" else f"cache-{number}")
+        subprocess.run(
+            [sys.executable, "-m", "oasis_sim", "run", "--json", "--out", str(tmp_path / f"run-{number}")],
+            env={**os.environ, "OASIS_SIM_CACHE": str(cache)},
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+    run()
+    benchmark.pedantic(run, rounds=3)
