@@ -33,6 +33,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     from simulator.specs.validation import validated
 
     given = {name: value for name, value in options.items() if value is not None}
+    given.setdefault("name", target.name.removesuffix(".zarr"))
     for name, value in _assigned(assignments).items():
         if name in given:
             raise InputError(f"--set {name}: is given by its own flag, too")
