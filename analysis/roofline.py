@@ -80,9 +80,9 @@ def fit_ceiling(rows: pd.DataFrame, tier: Tier, batch_size: float) -> Ceiling | 
     return Ceiling(float((moved_bytes / seconds).max()), complete=not tier.carries_weights)
 
 
-def tier_ceilings(case: Case, batch_size: float) -> list[tuple[Tier, Ceiling]]:
+def tier_ceilings(rows: pd.DataFrame, batch_size: float) -> list[tuple[Tier, Ceiling]]:
     """Ceilings of the tiers in use at a batch size."""
-    found = [(tier, fit_ceiling(case.ok, tier, batch_size)) for tier in TIERS]
+    found = [(tier, fit_ceiling(rows, tier, batch_size)) for tier in TIERS]
     return [(tier, ceiling) for tier, ceiling in found if ceiling is not None]
 
 
@@ -91,8 +91,10 @@ def draw_roofline(case: Case) -> Figure:
     """Each system's best point on every tier that it uses. Raises `NotDrawn` without bytes or ceilings."""
     points = best_by_system(case)
     lead = best_buildable(case)
-    batch = (points.iloc[0] if lead is None else lead)["workload.batch_size"]
-    ceilings = tier_ceilings(case, batch)
+    reference = points.iloc[0] if lead is None else lead
+    batch = reference["workload.batch_size"]
+    same_gpus = case.ok["placement.num_gpus"] == reference["placement.num_gpus"]
+    ceilings = tier_ceilings(case.ok[same_gpus], batch)
     if not ceilings:
         raise NotDrawn("no point has both bytes per token and a ceiling for HBM or a link")
     looks = style.system_looks(case.systems)

@@ -16,7 +16,6 @@ CASE_COLUMNS = ("model", "hardware", "trace", "trace_group", "workload.context_t
 CONTEXT_COLUMNS = ("trace_group", "workload.context_tokens")
 DESCRIPTIVE = ("mapping",)
 """Parameters that follow from others and are never an axis."""
-RECALL_TOLERANCE = 1e-12
 
 
 class NotDrawn(Exception):
@@ -75,29 +74,28 @@ def is_bound_only(system: str) -> bool:
 
 def is_admissible(rows: pd.DataFrame) -> pd.Series[bool]:
     """Whether each point ran and keeps the recall its run asked for; an unknown recall is not admissible."""
-    no_threshold = rows["min_recall"].isna()
-    enough = rows["recall"] >= rows["min_recall"] - RECALL_TOLERANCE
-    return (rows["status"] == "ok") & (no_threshold | enough)
-
-
-def largest(rows: pd.DataFrame, column: str) -> pd.Series[Any] | None:
-    """The first row with the largest value of the column; None where it is null throughout."""
-    valued = rows[rows[column].notna()]
-    return None if valued.empty else valued.iloc[int(valued[column].to_numpy().argmax())]
+    return (rows["status"] == "ok") & (rows["recall"] >= rows["min_recall"].fillna(0.0))
 
 
 def best_point(rows: pd.DataFrame, objective: str) -> pd.Series[Any] | None:
-    """The admissible row with the largest objective, the first of equals; None where no row qualifies."""
-    return largest(rows[is_admissible(rows)], objective)
+    """The admissible row with the largest objective, of equals the one with more recall, then the first; or None."""
+    return _first_by(rows[is_admissible(rows)], [objective, "recall"])
 
 
 def nearest_point(rows: pd.DataFrame, objective: str) -> pd.Series[Any] | None:
-    """The row that ran with the least shortfall of recall, the larger objective among equals."""
-    ran = rows[(rows["status"] == "ok") & rows[objective].notna() & rows["recall"].notna()]
-    if ran.empty:
-        return None
-    shortfall = (ran["min_recall"] - ran["recall"]).clip(lower=0).fillna(0)
-    return largest(ran[shortfall <= shortfall.min() + RECALL_TOLERANCE], objective)
+    """The row that misses its recall by least, of equals the one with the larger objective; None if none ran.
+
+    Where no recall is known it is the row with the largest objective.
+    """
+    ran = rows[(rows["status"] == "ok") & rows[objective].notna()]
+    if ran["recall"].isna().all():
+        return _first_by(ran, [objective])
+    return _first_by(ran.assign(margin=ran["recall"] - ran["min_recall"].fillna(0.0)), ["margin", objective])
+
+
+def _first_by(rows: pd.DataFrame, columns: list[str]) -> pd.Series[Any] | None:
+    valued = rows.dropna(subset=columns).sort_values(columns, ascending=False, kind="stable")
+    return None if valued.empty else valued.iloc[0][[c for c in rows.columns if c != "margin"]]
 
 
 def best_buildable(case: Case) -> pd.Series[Any] | None:
@@ -147,11 +145,14 @@ def matching(rows: pd.DataFrame, point: pd.Series[Any], free: Iterable[str]) -> 
     """Rows of the point's system that equal it in every swept parameter outside `free` (null equals null)."""
     released = set(free)
     own: pd.DataFrame = rows[rows["system"] == point["system"]]
+    kept = np.ones(len(own), dtype=bool)
     for column in swept_parameters(own):
         if column not in released:
             value = point[column]
-            own = own[own[column].isna() if _is_null(value) else _comparable(own[column]) == _hashable(value)]
-    return own
+            same = own[column].isna() if _is_null(value) else _comparable(own[column]) == _hashable(value)
+            kept &= same.to_numpy(dtype=bool)
+    matched: pd.DataFrame = own[kept]
+    return matched
 
 
 def sorted_values(values: pd.Series[Any]) -> list[Any]:

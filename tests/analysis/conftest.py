@@ -60,7 +60,7 @@ def synthetic_row(
     step_s = sum(parts.values())
     base = 0.965 - 0.0009 * size
     starve = max(0.0, CHURN.get(system, 0.0) - share) * 0.25 if moves else 0.0
-    recall = 1.0 if dense else base - PENALTY.get(system, 0.0) * (1 + 0.3 * ((k or 1) - 1)) - starve
+    recall = 1.0 if dense else 1e-9 + base - PENALTY.get(system, 0.0) * (1 + 0.3 * ((k or 1) - 1)) - starve
     row |= {
         "point_key": f"synthetic-{system}-{cap}-{block}-{k}-{numa}-{batch}",
         "status": "ok",

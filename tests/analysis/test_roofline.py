@@ -50,14 +50,14 @@ def test_one_point_cannot_tell_weights_from_bandwidth_and_says_so():
 
 
 def test_a_tier_that_nothing_uses_has_no_ceiling(sweep_frame):
-    assert [tier.name for tier, _ in tier_ceilings(Case(sweep_frame), 32)] == ["HBM", "host link"]
+    assert [tier.name for tier, _ in tier_ceilings(sweep_frame, 32)] == ["HBM", "host link"]
 
 
 def test_drawn_ceilings_follow_the_formula_and_markers_the_table(sweep_frame):
     case = Case(sweep_frame)
     axes = draw_roofline(case).axes[0]
     lines = {line.get_gid(): line for line in axes.lines if line.get_gid()}
-    ceilings = tier_ceilings(case, 32)
+    ceilings = tier_ceilings(sweep_frame, 32)
     for tier, ceiling in ceilings:
         x, y = (np.asarray(v, float) for v in lines[tier.name].get_data())
         assert y == pytest.approx(1 / (ceiling.fixed_s + GB / x / ceiling.bytes_per_s))

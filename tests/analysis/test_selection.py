@@ -22,13 +22,13 @@ OBJECTIVE = "throughput_tokens_per_s"
 
 def test_best_is_the_fastest_at_or_above_the_threshold_and_never_below_it(sweep_frame):
     best = best_point(sweep_frame, OBJECTIVE)
-    keeps = sweep_frame[(sweep_frame["status"] == "ok") & (sweep_frame["recall"] >= sweep_frame["min_recall"] - 1e-12)]
+    keeps = sweep_frame[(sweep_frame["status"] == "ok") & (sweep_frame["recall"] >= sweep_frame["min_recall"])]
     assert best is not None
     assert best[OBJECTIVE] == keeps[OBJECTIVE].max()
-    assert best["recall"] >= best["min_recall"] - 1e-12
+    assert best["recall"] >= best["min_recall"]
 
 
-def test_admissible_needs_a_known_recall_only_where_a_threshold_is_set(make_row):
+def test_admissible_needs_a_known_recall_at_or_above_the_threshold(make_row):
     rows = pd.DataFrame(
         [
             make_row("dense", recall=0.5, min_recall=0.5),
@@ -38,7 +38,8 @@ def test_admissible_needs_a_known_recall_only_where_a_threshold_is_set(make_row)
             make_row("dense", recall=0.9, min_recall=0.5, status="does_not_fit"),
         ]
     ).astype({"recall": float, "min_recall": float})
-    assert is_admissible(rows).tolist() == [True, False, False, True, False]
+    assert is_admissible(rows).tolist() == [True, False, False, False, False]
+    assert is_admissible(rows.assign(min_recall=float("nan"))).tolist() == [True, True, False, False, False]
 
 
 def test_without_an_admissible_point_the_nearest_by_recall_is_named(make_row):
@@ -47,6 +48,17 @@ def test_without_an_admissible_point_the_nearest_by_recall_is_named(make_row):
     nearest = nearest_point(rows, OBJECTIVE)
     assert nearest is not None
     assert nearest["policy.block_size_tokens"] == 8
+
+
+def test_of_equally_fast_points_the_one_with_more_recall_is_best(make_row):
+    rows = pd.DataFrame([make_row("quest", block=p) for p in (64, 8, 16)]).assign(**{OBJECTIVE: 100.0})
+    best = best_point(rows, OBJECTIVE)
+    assert best is not None
+    assert best["policy.block_size_tokens"] == 8
+    rows["recall"] = 1.0
+    first = best_point(rows, OBJECTIVE)
+    assert first is not None
+    assert first["policy.block_size_tokens"] == 64
 
 
 def test_a_bound_is_not_the_best_that_can_be_built(sweep_frame, make_row):
