@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,29 @@ def _play(point: ResolvedExperiment, demand: Demand | None, fits: Footprint) -> 
             result=play(runs, rates, topology),
         )
     )
+
+
+def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
+    """`step_reference.EngineRecord` of every operation of the first GPU's first `num_steps` steps.
+
+    Played on the per-layer reference, with the link share that the GPU has when all of the host transfer.
+    """
+    from simulator.engine_rates import engine_rates
+    from simulator.step_reference import StepReference
+    from simulator.topology import HostTopology
+
+    point = resolve(experiment)
+    workload = point.spec.workload.model_copy(update={"output_tokens": num_steps})
+    point = replace(point, spec=point.spec.model_copy(update={"workload": workload}))
+    demand = None
+    if point.policy.selector != "all":
+        demand = replay(point.group, point.policy, point.mapping, point.spec.seed)
+    runs = run_works(point, demand)
+    placement = point.spec.placement
+    topology = HostTopology(point.hardware, placement.num_gpus, placement.host_numa)
+    share = topology.shares(list(range(placement.num_gpus)), runs[0].link_bytes_per_s)[0]
+    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
+    return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 
 
 def run_works(point: ResolvedExperiment, demand: Demand | None) -> list[Any]:

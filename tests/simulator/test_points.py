@@ -7,13 +7,14 @@ import itertools
 import pytest
 
 from simulator import experiment as experiments
+from simulator import systems
 from simulator.experiment import expand
 from simulator.metrics import BREAKDOWN, COLUMNS
-from simulator.points import point_key, reference_recall, run_point
+from simulator.points import point_key, reference_recall, run_point, timeline_records
 from tests.simulator.synthetic_trace import synthetic_trace
 from traces.errors import InputError
 
-SYSTEMS = ("dense", "quest", "retrieval", "prefetch-previous", "oasiskv", "oasiskv-oracle")
+SYSTEMS = tuple(systems.SYSTEMS)
 TRANSPORTS = ("gather", "ce-batched", "ce-per-block", "ce-contiguous")
 FRACTIONS = ("hidden_fraction", "hit_rate", "overlap", "recall", "recall_upper", "churn", "link_utilization")
 
@@ -149,3 +150,13 @@ def test_mla_is_dense_only():
     assert run(model="DeepSeek-V3", system="dense", workload__batch_size=1)["status"] == "does_not_fit"
     with pytest.raises(InputError, match="MLA"):
         run(model="DeepSeek-V3", system="oasiskv")
+
+
+def test_timeline_records_cover_the_step_and_never_overlap_on_an_engine():
+    records = timeline_records(spec(policy__fetch_cap=1.0), num_steps=3)
+    assert {r.engine for r in records} >= {"compute", "side stream", "H2D", "D2H"}
+    for engine in {r.engine for r in records}:
+        spans = sorted((r.start_s, r.end_s) for r in records if r.engine == engine)
+        assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(spans))
+    compute = [r for r in records if r.engine == "compute"]
+    assert sum(r.end_s - r.start_s for r in compute) == pytest.approx(max(r.end_s for r in compute))
