@@ -82,6 +82,6 @@ def is_contended(row: Mapping[str, Any]) -> bool:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a validation run: provenance (device, driver, commit, …), errors, the same for contended points."""
+    """The summary of a validation run: provenance, errors, and the same for contended points."""
     contended = [row for row in rows if is_contended(row)]
     return {**provenance, **errors_of(rows), "contended": errors_of(contended)}
