@@ -171,11 +171,13 @@ def record(
 @app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,
+    formats: Annotated[str, typer.Option("--format", metavar="F,F", help="png, svg or pdf.")] = "png",
 ) -> int:
     """Draw roofline, breakdown, heat map, response lines and Pareto front of a sweep into its plots folder."""
     from oasis_sim.verbs.plot import plot as verb
 
-    return verb(folder)
+    return verb(folder, out, formats)
 
 
 @app.command()

@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
+_STARTING = "starting (the first run compiles its kernels)"
+
+
 class PointProgress:
     """A bar on a terminal; when stderr is a file or a pipe, one line as the sweep starts. Held in `with`."""
 
     def __init__(self, num_points: int, num_done: int, quiet: bool) -> None:
         self._quiet, self._num_points, self._num_done = quiet, num_points, num_done
         self._bar = Progress(
-            TextColumn("simulating"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("points,"),
@@ -35,11 +38,11 @@ class PointProgress:
             resumed = f", {self._num_done} of them from an earlier run" if self._num_done else ""
             print(f"simulating {self._num_points} points{resumed}", file=sys.stderr)
         self._bar.start()
-        self._task = self._bar.add_task("points", total=self._num_points, completed=self._num_done)
+        self._task = self._bar.add_task(_STARTING, total=self._num_points, completed=self._num_done)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
     def advance(self, rows: Sequence[dict[str, Any]]) -> None:
-        self._bar.advance(self._task, len(rows))
+        self._bar.update(self._task, description="simulating", advance=len(rows))

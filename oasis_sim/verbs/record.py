@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     from realhw.prompts import load_prompts
 
     loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the loader's own bars: progress is reported here
     try:
         from realhw import record as recorder
     except ImportError as error:

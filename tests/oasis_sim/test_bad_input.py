@@ -159,6 +159,7 @@ def test_other_verbs(oasis: Oasis, tmp_path: Path) -> None:
     for arguments, message in [
         (["catalog", "fish"], "expected one of models, hardware, systems, traces"),
         (["plot", "runs/none"], "runs/none"),
+        (["plot", "runs/none", "--format", "bmp"], "'bmp' is not one of png, svg, pdf"),
         (["trace", "pack", "none", "out.zip"], "none"),
         (["frobnicate"], "frobnicate"),
         (["record", "none.jsonl", "--model", "smollm2-135m", "--out", "new"], "none.jsonl"),
