@@ -502,12 +502,14 @@ def replay_heads(
                 )
                 counts[HIT, g, step] = num_hits + whole
                 counts[MISSED, g, step] = num_true - num_hits
-                if step >= lookahead_k:
+                if lookahead_k == 0:
+                    counts[OVERLAP, g, step] = num_true + whole
+                elif step >= lookahead_k:
                     num_predicted, num_shared = put_first(
                         blocks, i, PREDICTED, stamp, TRUE, predicted_ids, step - predicted_shift, layer, kv_head,
                         num_kept, n - 1,
                     )  # fmt: skip
-                    counts[OVERLAP, g, step] = num_shared + (whole and (num_predicted > 0 or lookahead_k == 0))
+                    counts[OVERLAP, g, step] = num_shared + (whole and num_predicted > 0)
             left = allowed[step]
             for part in range(3):
                 repairing = part == BEFORE and lookahead_k > 0
