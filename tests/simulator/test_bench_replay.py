@@ -1,4 +1,4 @@
-"""Speed of replay in block ids per second of CPU time on one core: `pytest -m bench tests/simulator/test_bench_replay.py`.
+"""Speed of replay, in block ids per second of CPU time on one core; `pytest -m bench`.
 
 An id is one entry of a ranking that the policy reads: S · L · H · K for the selector's ranking, and as many again for
 the predictor's where that is another array. Rows are counted once, although a lookahead policy passes twice over the
