@@ -59,6 +59,7 @@ def draw_breakdown(case: Case) -> Figure:
         share = point[WAIT] / total if total > 0 and pd.notna(point[WAIT]) else 0.0
         note = f" {style.percent(share)} wait" if share > 0 else " no wait"
         right.text(100, y, note, va="center", fontsize=7.5, color=style.ALARM if share > 0.05 else style.QUIET)
+    left.set_ylim(-0.6, len(points) - 0.4)
     left.set_xlim(0, totals.max() * 1e3 * 1.42)
     right.set_xlim(0, 122)
     right.set_xticks([0, 25, 50, 75, 100])

@@ -92,6 +92,10 @@ def explain_best(case: Case) -> list[str]:
         near = nearest_point(case.rows, case.objective)
         if near is None:
             return ["No point ran: " + "; ".join(left_out(case)) + "."]
+        if pd.isna(near["recall"]):
+            return [
+                f"No point has a known recall. Of the others the best is {_describe(case, near)}, {_value(case, near)}."
+            ]
         gap = f"recall {near['recall']:.3f} where {near['min_recall']:.3f} is asked"
         return [f"No point keeps the recall threshold. The nearest is {_describe(case, near)}, {gap}."]
     lines = [f"Best: {_describe(case, best)}, {_value(case, best)}{_recall_text(best)}."]
@@ -101,9 +105,8 @@ def explain_best(case: Case) -> list[str]:
         lines.append(f"What binds it: {bound}{detail}.")
     if pd.notna(best["tpot_mean_s"]) and pd.notna(best["t_exposed_wait_s"]):
         share = best["t_exposed_wait_s"] / best["tpot_mean_s"]
-        wait = (
-            f"Of a step of {style.number(best['tpot_mean_s'] * 1e3)} ms it waits {style.percent(share)} for transfers"
-        )
+        waits = f"it waits {style.percent(share)} for transfers" if share > 0 else "it waits for no transfer"
+        wait = f"Of a step of {style.number(best['tpot_mean_s'] * 1e3)} ms {waits}"
         hidden = f" and hides {style.percent(best['hidden_fraction'])} of the link's time"
         lines.append(wait + (hidden if pd.notna(best["hidden_fraction"]) else "") + ".")
     lines += _alternatives(case, best)
@@ -161,7 +164,8 @@ def _recall_text(point: pd.Series[Any]) -> str:
 def _what_was_run(run: Run) -> str:
     rows = run.results
     counts = rows["status"].value_counts()
-    states = ", ".join(f"{n} {style.STATUS_TEXT[str(s)]}" for s, n in counts.items())
+    plural = style.STATUS_TEXT | {"does_not_fit": "do not fit"}
+    states = ", ".join(f"{n} {(plural if n > 1 else style.STATUS_TEXT)[str(s)]}" for s, n in counts.items())
     swept = swept_parameters(rows)
     axes = "; ".join(
         f"{style.short(c)} {', '.join(style.value_text(v) for v in rows[c].dropna().unique())}" for c in swept
@@ -218,7 +222,7 @@ def _table(case: Case, rows: pd.DataFrame, lead: pd.Series[Any] | None) -> str:
 
 def _status(row: pd.Series[Any], admissible: bool) -> str:
     if row["status"] == "ok":
-        return "ok" if admissible else "below the recall threshold"
+        return "ok" if admissible else "below the recall threshold" if pd.notna(row["recall"]) else "recall unknown"
     reason = f": {row['error']}" if isinstance(row["error"], str) and row["error"] else ""
     return style.STATUS_TEXT[str(row["status"])] + reason
 

@@ -107,7 +107,7 @@ def _slug(label: str) -> str:
 
 
 def _rendered(figure: Figure, suffix: str) -> bytes:
-    """The picture's bytes, without the date and software that a backend would add."""
+    """The picture's bytes, without the date and software that a backend would add (PNG: the same for the same run)."""
     metadata: dict[str, dict[str, None]] = {
         "png": {"Software": None},
         "svg": {"Date": None},

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from traces.errors import InputError
 
 OVERLAP_TOLERANCE_S = 1e-12
-ENGINE_ORDER = ("compute", "C", "side", "B", "h2d", "H2D", "d2h", "D2H", "gather", "nic", "NIC")
+ENGINE_ORDER = ("compute", "side stream", "H2D", "D2H", "gather", "NIC")
 """Tracks of a GPU from top to bottom; others follow by name."""
 
 
@@ -31,15 +31,31 @@ class Span:
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
-def spans_from_records(records: Iterable[tuple[Any, str, str, int, int, float, float]]) -> list[Span]:
-    """Spans of the simulator's timeline records `(gpu, engine, kind, step, layer, start_s, end_s)`.
+class TimelineRecord(Protocol):
+    """What the simulator records of one operation on one engine; a negative layer belongs to the whole step."""
 
-    A negative layer means that the work belongs to the whole step.
-    """
+    @property
+    def gpu(self) -> int: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+def spans_from_records(records: Iterable[TimelineRecord]) -> list[Span]:
+    """One span per record: the GPU is the process, the engine the track, step and layer the arguments."""
     spans = []
-    for gpu, engine, kind, step, layer, start_s, end_s in records:
-        args = {"step": int(step)} | ({"layer": int(layer)} if layer is not None and layer >= 0 else {})
-        spans.append(Span(f"GPU {gpu}", str(engine), str(kind), float(start_s), float(end_s), args))
+    for r in records:
+        args = {"step": r.step} | ({"layer": r.layer} if r.layer >= 0 else {})
+        spans.append(Span(f"GPU {r.gpu}", r.engine, r.kind, r.start_s, r.end_s, args))
     return spans
 
 

@@ -48,7 +48,7 @@ def test_the_page_is_self_contained_and_holds_the_written_pictures(plotted, swee
 
 def test_plotting_twice_gives_the_same_bytes(tmp_path, make_row, write_run):
     folder = write_run(tmp_path / "run", pd.DataFrame([make_row("dense"), make_row("quest", block=16)]))
-    written, again = plot_run(folder, formats=("png", "svg")), plot_run(folder, tmp_path / "again", ("png", "svg"))
+    written, again = plot_run(folder), plot_run(folder, tmp_path / "again")
     assert [path.name for path in again] == [path.name for path in written]
     assert {path.parent for path in again} == {tmp_path / "again"}
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(again, written, strict=True))
@@ -85,7 +85,7 @@ def test_a_run_in_which_nothing_fits_is_a_page_with_the_errors(tmp_path, make_ro
     written = plot_run(write_run(tmp_path, rows))
     assert [path.name for path in written] == ["report.html"]
     page = written[0].read_text()
-    assert "2 does not fit" in page
+    assert "2 points (2 do not fit)" in page
     assert "hbm cannot hold the batch: &lt;99&gt; GiB needed" in page
 
 
@@ -103,6 +103,9 @@ def test_null_metrics_leave_the_rest_standing(tmp_path, sweep_frame, write_run):
     rows = few.assign(**dict.fromkeys(gone), h2d_ceiling_tokens_per_s=np.nan, bound_detail=None)
     names = [path.name for path in plot_run(write_run(tmp_path, rows))]
     assert names == ["heatmap.png", "response.png", "report.html"]
+    page = (tmp_path / "report.html").read_text()
+    assert "No point has a known recall. Of the others the best is quest with block size 64, 4,769 tok/s." in page
+    assert "nan" not in re.sub(r"base64,[^\"]+", "", page)
 
 
 def test_models_and_contexts_get_pictures_of_their_own(tmp_path, make_row, write_run, monkeypatch):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,23 @@ from hypothesis import strategies as st
 from analysis.timeline_export import Span, chrome_trace, spans_from_records, write_chrome_trace
 from traces.errors import InputError
 
+
+class Record(NamedTuple):
+    gpu: int
+    engine: str
+    kind: str
+    step: int
+    layer: int
+    start_s: float
+    end_s: float
+
+
 RECORDS = [
-    (0, "C", "attention", 3, 0, 0.0, 40.2e-6),
-    (0, "C", "ffn", 3, 0, 40.2e-6, 139.7e-6),
-    (0, "H2D", "fetch", 3, 0, 10e-6, 60e-6),
-    (0, "C", "lm_head", 3, -1, 139.7e-6, 423.7e-6),
-    (1, "C", "attention", 3, 0, 0.0, 40.2e-6),
+    Record(0, "compute", "attention", 3, 0, 0.0, 40.2e-6),
+    Record(0, "compute", "ffn", 3, 0, 40.2e-6, 139.7e-6),
+    Record(0, "H2D", "fetch", 3, 0, 10e-6, 60e-6),
+    Record(0, "compute", "lm_head", 3, -1, 139.7e-6, 423.7e-6),
+    Record(1, "compute", "attention", 3, 0, 0.0, 40.2e-6),
 ]
 
 
@@ -37,7 +49,12 @@ def test_written_json_loads_and_durations_agree(tmp_path):
 def test_gpus_are_processes_and_engines_are_named_threads():
     events = chrome_trace(spans_from_records(RECORDS))["traceEvents"]
     names = {(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"}
-    assert names == {("process_name", "GPU 0"), ("process_name", "GPU 1"), ("thread_name", "C"), ("thread_name", "H2D")}
+    assert names == {
+        ("process_name", "GPU 0"),
+        ("process_name", "GPU 1"),
+        ("thread_name", "compute"),
+        ("thread_name", "H2D"),
+    }
     assert len({e["tid"] for e in events if e["ph"] == "X"}) == 3
 
 
@@ -62,3 +79,8 @@ def test_impossible_spans_are_refused(start, end):
 def test_an_unwritable_path_is_one_clear_line(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         write_chrome_trace(tmp_path / "missing" / "t.json", [])
+
+
+def test_tracks_are_in_the_order_of_the_pipeline():
+    events = chrome_trace(spans_from_records(reversed(RECORDS)))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"][:2] == ["compute", "H2D"]
