@@ -53,30 +53,34 @@ def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int)
     h_name = "gather" if transport == "gather" else "ce_h2d"
     duplex_h = min(1.0, link.duplex_h2d_bytes_per_s.value / link.h2d_bytes_per_s.value)
     duplex_d = min(1.0, link.duplex_d2h_bytes_per_s.value / link.d2h_bytes_per_s.value)
+    kernels = [kind for kind in Kind if kind]
+    beside_link = {
+        (kind, engine): _pair(hardware.pairs, kind, name, gather_ctas)
+        for kind in kernels
+        for engine, name in ((H, h_name), (D, "ce_d2h"))
+    }
     rates = np.ones((NUM_KINDS, NUM_KINDS, 2, 2, 4))
     for c in Kind:
         for b in Kind:
-            c_beside_b = b_beside_c = 1.0
             if c and b:
-                c_beside_b, b_beside_c = _pair(hardware.pairs, c, b.name.lower(), gather_ctas)
-                if (c_beside_b, b_beside_c) == (1.0, 1.0):
-                    b_beside_c, c_beside_b = _pair(hardware.pairs, b, c.name.lower(), gather_ctas)
-            for h in range(2):
-                for d in range(2):
-                    rate = rates[c, b, h, d]
-                    rate[C], rate[B] = c_beside_b, b_beside_c
-                    for engine, kind in ((C, c), (B, b)):
-                        if kind and h:
-                            kernel_rate, h_rate = _pair(hardware.pairs, kind, h_name, gather_ctas)
-                            rate[engine] *= kernel_rate
-                            rate[H] = min(rate[H], h_rate)
-                        if kind and d:
-                            kernel_rate, d_rate = _pair(hardware.pairs, kind, "ce_d2h", gather_ctas)
-                            rate[engine] *= kernel_rate
-                            rate[D] = min(rate[D], d_rate)
-                    if h and d:
-                        rate[H] *= duplex_h
-                        rate[D] *= duplex_d
+                rates[c, b, :, :, C], rates[c, b, :, :, B] = _streams(hardware.pairs, c, b, gather_ctas)
+            for direction, busy in ((H, np.s_[1, :]), (D, np.s_[:, 1])):
+                for engine, kind in ((C, c), (B, b)):
+                    if kind:
+                        kernel_rate, link_rate = beside_link[kind, direction]
+                        state = rates[c, b][busy]
+                        state[:, engine] *= kernel_rate
+                        state[:, direction] = np.minimum(state[:, direction], link_rate)
+    rates[:, :, 1, 1, H] *= duplex_h
+    rates[:, :, 1, 1, D] *= duplex_d
     if not (rates > 0).all():
         raise ValueError(f"profile {hardware.name}: a pair rate of 0 would stop an engine for ever")
     return rates
+
+
+def _streams(pairs: tuple[PairRate, ...], c: Kind, b: Kind, gather_ctas: int) -> tuple[float, float]:
+    """Rates of C running `c` and B running `b`; a pair may be listed either way round."""
+    c_rate, b_rate = _pair(pairs, c, b.name.lower(), gather_ctas)
+    if (c_rate, b_rate) == (1.0, 1.0):
+        b_rate, c_rate = _pair(pairs, b, c.name.lower(), gather_ctas)
+    return c_rate, b_rate

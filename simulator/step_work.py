@@ -1,8 +1,8 @@
 """From demand (blocks) and a hardware profile to the work of every step (seconds alone), for one GPU's batch.
 
 Each request draws its rows of demand from a seeded offset and wraps over the steady rows, so requests are never in
-lockstep. The batch's sum over requests is a circular correlation of offset counts with the rows: one small matrix
-product, whatever the batch size and however long the run.
+lockstep. The batch's sum over requests is periodic, a circular correlation of offset counts with the rows: its cost
+grows neither with the batch beyond the number of rows nor with the length of the run.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class RunWork:
 def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
     """[T, L]: sum over requests i of rows[(offset_i + t) mod n]; `rows` [n, L]. Exact below 2^53."""
     n = rows.shape[0]
-    counts = np.bincount(offsets % n, minlength=n).astype(np.float64)
-    shift = (np.arange(n)[None, :] - np.arange(n)[:, None]) % n  # row r serves step t for offset r - t
-    period = counts[shift] @ rows.astype(np.float64)
+    twice = np.concatenate([rows, rows]).astype(np.float64)
+    period = np.zeros((n, *rows.shape[1:]))
+    for offset, count in enumerate(np.bincount(offsets % n, minlength=n)):
+        if count:
+            period += count * twice[offset : offset + n]
     return np.asarray(period[np.arange(num_steps) % n])
 
 
