@@ -88,7 +88,8 @@ def decode_attention(
     require_shape("out", out, tuple(query.shape))
     require_contiguous(pool=pool, table=table, counts=counts, last_tokens=last_tokens, out=out)
     require_head_dim(head_dim)
-    if q_heads % heads or query.stride()[2:] != (head_dim, 1) or query.stride(0) != rows * query.stride(1):
+    row_stride = query.stride(0) if rows == 1 else query.stride(1)
+    if q_heads % heads or query.stride()[2:] != (head_dim, 1) or query.stride(0) != rows * row_stride:
         raise InputError(f"query: {q_heads} heads with strides {query.stride()} for {heads} KV heads")
     require_range("rows x query heads per KV head", rows * q_heads // heads, 1, NUM_ROWS)
     if scratch.acc.shape[0] < batch * heads * splits * NUM_ROWS:
@@ -104,7 +105,7 @@ def decode_attention(
         scratch.ml,
         scratch.arrivals,
         math.log2(math.e) / math.sqrt(head_dim),
-        query.stride(1),
+        row_stride,
         heads,
         table.shape[2],
         R=rows,
