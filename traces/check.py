@@ -91,7 +91,7 @@ def _check_mass(group: FileGroup, size: int) -> None:
     _refuse(~np.isfinite(rest), group.file, array, "is not finite")
     _refuse((rest < -1e-3) | (rest > 1 + 1e-3), group.file, array, "is outside 0 … 1")
     if group.attributes.blocks[size].block_mass:
-        levels, where = group.array(f"p{size}/block_mass"), f"{group.name}/p{size}/block_mass"
+        levels, where = group.block_mass(size), f"{group.name}/p{size}/block_mass"
         counts = np.array([num_blocks(int(length), size) for length in group.kv_len])
         beyond = np.arange(levels.shape[-1]) >= counts[:, None, None, None]
         _refuse(beyond & (levels > 0), group.file, where, "mass on a block that did not exist")
@@ -115,7 +115,7 @@ def _check_mass(group: FileGroup, size: int) -> None:
 
 def _ranked_mass(group: FileGroup, size: int, source: int) -> NDArray[np.float64]:
     """Mass of the blocks in `true`, summed at the block size that was recorded (one rounding only)."""
-    levels = group.array(f"p{source}/block_mass")
+    levels = group.block_mass(source)
     layers = [group.layers(source).index(layer) for layer in group.layers(size)]
     fine = unit_mass()[levels[:, layers]].astype(np.float64)
     coarse = np.add.reduceat(fine, np.arange(0, fine.shape[-1], size // source), axis=-1)

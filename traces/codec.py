@@ -2,8 +2,8 @@
 
 Rank is defined as (level descending, id ascending). A level is round(r · (score − score of the M-th best)) clipped to
 0 … 255, with r levels per octave and the score in log2 of softmax weight: q·k/√d / ln 2. Ranked sets are stored as
-one bit per block, XOR a reference (rankings: the same chunk's previous step; exact and drafts: the same step's
-`true`), and one level per member in id order.
+one bit per block, XOR a reference (`true`: the same chunk's previous step; exact and drafts: the same step's `true`),
+and one level per member in id order, minus the reference's level of that block (0 where it has none), modulo 256.
 """
 
 from __future__ import annotations
@@ -98,13 +98,40 @@ def decode_steps(coded: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.bitwise_xor.accumulate(coded, axis=0)
 
 
+def spread(ids: Ids, values: Levels, num_blocks: int) -> Levels:
+    """Values of ids [..., M] by block, uint8 [..., num_blocks]; 0 where no id is. Ids −1 are left out."""
+    rows = np.zeros((*ids.shape[:-1], num_blocks + 1), np.uint8)
+    np.put_along_axis(rows, np.where(ids < 0, num_blocks, ids).astype(np.int64), values, axis=-1)
+    return rows[..., :num_blocks]
+
+
+def gather(values: Levels, ids: Ids) -> Levels:
+    """Inverse of `spread`: values [..., n] at ids [..., M], 0 where the id is −1."""
+    taken = np.take_along_axis(values, np.maximum(ids, 0).astype(np.int64), axis=-1)
+    taken[ids < 0] = 0
+    return taken
+
+
+def accumulate_levels(coded: Levels, ids: Ids, bitmaps: NDArray[np.uint8]) -> Levels:
+    """Levels by block, uint8 [S, …, n], of a chunk whose levels were coded against the step before.
+
+    ids and bitmaps are the chunk's members, decoded.
+    """
+    member = np.unpackbits(bitmaps, axis=-1, bitorder="little")
+    levels = np.zeros_like(member)
+    levels.reshape(-1)[np.flatnonzero(member.view(np.bool_))] = coded[ids >= 0]
+    for step in range(1, len(levels)):
+        levels[step] += levels[step - 1] * member[step]
+    return levels
+
+
 def decode_members(bitmaps: NDArray[np.uint8], max_members: int) -> Ids:
     """Ids in ascending order, int32 [..., M], padded with −1.
 
     Raises OverflowError (row index as its argument) where a row has more than `max_members`.
     """
     rows = np.ascontiguousarray(bitmaps).reshape(-1, bitmaps.shape[-1])
-    width = rows.shape[1] * 8
+    width = np.int64(rows.shape[1] * 8)
     flat = np.flatnonzero(np.unpackbits(rows, bitorder="little").view(np.bool_))
     counts = np.bitwise_count(rows).sum(axis=-1, dtype=np.int64)
     if counts.size and counts.max() > max_members:

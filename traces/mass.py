@@ -19,6 +19,9 @@ from traces.schema import MASS_LEVELS_PER_OCTAVE
 _FRACTION_BITS = 44
 """2^44 · 2^(−254/8) > 2^12: the smallest level keeps 12 significant bits; 2^18 blocks of the largest sum below 2^63."""
 
+_ROWS_AT_ONCE = 256
+"""Rows whose 8-byte weights are summed together, so that they stay in the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockMass:
@@ -84,10 +87,13 @@ def quantise_mass(mass: NDArray[np.floating]) -> NDArray[np.uint8]:
 
 def scale_of(levels: NDArray[np.uint8], covered: NDArray[np.floating] | float = 1.0) -> NDArray[np.float32]:
     """Scale by which each row of `levels` [..., n] sums to `covered`."""
-    total = _integer_mass()[levels].sum(axis=-1)
-    share = np.broadcast_to(np.asarray(covered, dtype=np.float64), total.shape)
-    unit = total / 2.0**_FRACTION_BITS
-    scale: NDArray[np.float64] = np.divide(share, unit, out=np.zeros(total.shape), where=total > 0)
+    rows = levels.reshape(-1, levels.shape[-1])
+    total = np.empty(len(rows), np.int64)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        total[start : start + _ROWS_AT_ONCE] = _integer_mass()[rows[start : start + _ROWS_AT_ONCE]].sum(axis=-1)
+    unit = (total / 2.0**_FRACTION_BITS).reshape(levels.shape[:-1])
+    share = np.broadcast_to(np.asarray(covered, dtype=np.float64), unit.shape)
+    scale: NDArray[np.float64] = np.divide(share, unit, out=np.zeros(unit.shape), where=unit > 0)
     return scale.astype(np.float32)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from traces.arrays import read_array, read_json
-from traces.codec import decode_members, decode_steps, rank_levels, rank_members
+from traces.codec import accumulate_levels, decode_members, decode_steps, gather, rank_levels, rank_members
 from traces.errors import InputError, TraceError
 from traces.group import TraceGroup
 from traces.hashing import ContentHasher, trace_hash
@@ -94,12 +94,31 @@ class FileGroup(TraceGroup):
 
     def members(self, name: str, block_size_tokens: int) -> NDArray[np.int32]:
         """Ids of a stored ranking in ascending order, int32 [S, L_P, H, M], padded with −1."""
-        bits = self._bitmaps(name, block_size_tokens)
-        try:
-            return decode_members(bits, self.max_ranked_blocks(block_size_tokens))
-        except OverflowError as error:
-            where = f"{self.name}/p{block_size_tokens}/{name}/members"
-            raise TraceError(self.file, where, "more members than max_ranked_blocks", error.args[0]) from error
+        key = (f"{name}/members", block_size_tokens)
+        if key not in self._cache:
+            bits = self._bitmaps(name, block_size_tokens)
+            try:
+                self._cache[key] = decode_members(bits, self.max_ranked_blocks(block_size_tokens))
+            except OverflowError as error:
+                where = f"{self.name}/p{block_size_tokens}/{name}/members"
+                raise TraceError(self.file, where, "more members than max_ranked_blocks", error.args[0]) from error
+        members: NDArray[np.int32] = self._cache[key]
+        return members
+
+    def levels(self, name: str, block_size_tokens: int) -> NDArray[np.uint8]:
+        """Levels of `members`, uint8 [S, L_P, H, M]; 0 beside padding."""
+        ids = self.members(name, block_size_tokens)
+        if name == "true":
+            return gather(self._true_levels(block_size_tokens), ids)
+        coded = self.array(f"p{block_size_tokens}/{name}/levels")
+        levels = coded + gather(self._true_levels(block_size_tokens), ids)
+        levels[ids < 0] = 0
+        return levels
+
+    def block_mass(self, block_size_tokens: int) -> NDArray[np.uint8]:
+        """Mass levels of every block, uint8 [S, L_P, H, capacity], where they are stored at this block size."""
+        coded = self.array(f"p{block_size_tokens}/block_mass")
+        return np.concatenate([np.add.accumulate(chunk, axis=0, dtype=np.uint8) for chunk in _chunks(coded)])
 
     def ranking(self, name: str, block_size_tokens: int) -> NDArray[np.int32]:
         self._require(block_size_tokens)
@@ -135,9 +154,12 @@ class FileGroup(TraceGroup):
             if key.endswith("/members"):
                 size, name, _ = key.split("/")
                 hasher.update(f"{size}/{name}/ids", self.members(name, int(size[1:])))
+            elif key.endswith("/levels"):
+                size, name, _ = key.split("/")
+                hasher.update(key, self.levels(name, int(size[1:])))
             elif key.endswith("/block_mass"):
                 size_tokens = int(key.split("/")[0][1:])
-                for row, kv_len in zip(self.array(key), self.kv_len, strict=True):
+                for row, kv_len in zip(self.block_mass(size_tokens), self.kv_len, strict=True):
                     hasher.update(key, row[..., : num_blocks(int(kv_len), size_tokens)])
             else:
                 hasher.update(key, self.array(key))
@@ -149,25 +171,38 @@ class FileGroup(TraceGroup):
             open_block = (self.kv_len - 1) // size
             excluded = np.arange(levels.shape[-1]) >= open_block[:, None, None, None]
             return rank_levels(levels, excluded, self.max_ranked_blocks(size))[0]
-        levels = self.array(f"p{size}/{name}/{'mass' if name == 'exact' else 'levels'}")
-        return rank_members(self.members(name, size), levels)
+        if name == "exact":
+            return rank_members(self.members(name, size), self.array(f"p{size}/exact/mass"))
+        return rank_members(self.members(name, size), self.levels(name, size))
 
     def _bitmaps(self, name: str, size: int) -> NDArray[np.uint8]:
         coded = self.array(f"p{size}/{name}/members")
         if name != "true":
             return coded ^ self._bitmaps("true", size)
         if ("bitmaps", size) not in self._cache:
-            chunks = [decode_steps(coded[s : s + STEPS_PER_CHUNK]) for s in range(0, len(coded), STEPS_PER_CHUNK)]
-            self._cache["bitmaps", size] = np.concatenate(chunks)
+            self._cache["bitmaps", size] = np.concatenate([decode_steps(chunk) for chunk in _chunks(coded)])
         bitmaps: NDArray[np.uint8] = self._cache["bitmaps", size]
         return bitmaps
+
+    def _true_levels(self, size: int) -> NDArray[np.uint8]:
+        """Levels of `true` by block, uint8 [S, L_P, H, n]."""
+        if ("levels", size) not in self._cache:
+            coded, ids, bits = (
+                self.array(f"p{size}/true/levels"),
+                self.members("true", size),
+                self._bitmaps("true", size),
+            )
+            parts = zip(_chunks(coded), _chunks(ids), _chunks(bits), strict=True)
+            self._cache["levels", size] = np.concatenate([accumulate_levels(*part) for part in parts])
+        levels: NDArray[np.uint8] = self._cache["levels", size]
+        return levels
 
     def _mass(self, size: int) -> BlockMass:
         count = num_blocks(int(self.kv_len[-1]), size)
         source = mass_source(self.attributes.blocks, size)
         if source is not None:
             rows = [self.layers(source).index(layer) for layer in self.layers(size)]
-            stored = self.array(f"p{source}/block_mass")
+            stored = self.block_mass(source)
             stored = stored if len(rows) == stored.shape[1] else stored[:, rows]
             levels = pool_levels(stored, size // source)[..., :count]
             return BlockMass(levels, scale_of(levels), np.zeros(levels.shape[:-1], np.float32))
@@ -189,6 +224,10 @@ class FileGroup(TraceGroup):
             raise TraceError(
                 self.file, self.name, f"block size {block_size_tokens} is not recorded; recorded are {known}"
             )
+
+
+def _chunks(rows: NDArray[Any]) -> list[NDArray[Any]]:
+    return [rows[start : start + STEPS_PER_CHUNK] for start in range(0, len(rows), STEPS_PER_CHUNK)]
 
 
 def open_trace(path: str | Path) -> Trace:

@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from traces.codec import bitmap, encode_steps, members_in_id_order, rank_levels
+from traces.codec import bitmap, encode_steps, gather, members_in_id_order, rank_levels, spread
 from traces.errors import InputError, TraceError
 from traces.hashing import ContentHasher
 from traces.layout import ArrayLayout, array_layouts, num_blocks
@@ -114,7 +114,8 @@ class GroupWriter:
         source = mass_source(self.attributes.blocks, size)
         capacity = num_blocks(self.attributes.capacity_tokens, size)
         shape = (len(steps), len(block.layers), self._trace.model.num_kv_heads, block.max_ranked_blocks)
-        true_bits: NDArray[np.uint8] | None = None
+        decoded: dict[str, NDArray[Any]] = {}
+        true_bits = true_levels = np.empty(0, np.uint8)
         for name in sorted(block.rankings, key=lambda n: n != "true"):
             prefix = f"p{size}/{name}"
             ids, levels = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
@@ -127,26 +128,31 @@ class GroupWriter:
                     raise InputError(f"step {self.attributes.steps_written + t} lacks ranking {prefix}")
             ids, levels = members_in_id_order(ids, levels)
             bits = bitmap(ids, capacity)
-            if true_bits is None:
-                true_bits = bits
+            if name == "true":
+                true_bits, true_levels = bits, spread(ids, levels, capacity)
                 out[f"{prefix}/members"] = encode_steps(bits)
+                reference = np.concatenate([np.zeros_like(true_levels[:1]), true_levels[:-1]])
             else:
                 out[f"{prefix}/members"] = bits ^ true_bits
-            out[f"{prefix}/{'mass' if name == 'exact' else 'levels'}"] = levels
+                reference = true_levels
+            if name == "exact":
+                out[f"{prefix}/mass"] = decoded[f"{prefix}/mass"] = levels
+            else:
+                out[f"{prefix}/levels"] = levels - gather(reference, ids)
+                decoded[f"{prefix}/levels"] = levels
             if name == "true" and source is None:
-                out[f"{prefix}/mass"] = np.stack(
-                    [_take(step.mass[size], row) for step, row in zip(steps, ids, strict=True)]
-                )
-            self._hasher.update(f"{prefix}/ids", ids)
-        out[f"p{size}/true/rest"] = np.stack([step.rest[size] for step in steps]).astype(np.float32)
+                mass = np.stack([gather(step.mass[size], row) for step, row in zip(steps, ids, strict=True)])
+                out[f"{prefix}/mass"] = decoded[f"{prefix}/mass"] = mass
+            decoded[f"{prefix}/ids"] = ids
+        rest = np.stack([step.rest[size] for step in steps]).astype(np.float32)
+        out[f"p{size}/true/rest"] = decoded[f"p{size}/true/rest"] = rest
         if block.block_mass:
             levels = np.zeros((*shape[:3], capacity), np.uint8)
             for t, step in enumerate(steps):
                 levels[t, ..., : step.mass[size].shape[-1]] = step.mass[size]
-            out[f"p{size}/block_mass"] = levels
-        for key, rows in out.items():
-            if not key.endswith(("members", "block_mass")):
-                self._hasher.update(key, rows)
+            out[f"p{size}/block_mass"] = np.diff(levels, axis=0, prepend=np.uint8(0))
+        for key, rows in decoded.items():
+            self._hasher.update(key, rows)
         if block.block_mass:
             for step in steps:
                 self._hasher.update(f"p{size}/block_mass", step.mass[size])
@@ -190,11 +196,6 @@ class TraceWriter:
     ) -> None:
         if error is None:
             self.close()
-
-
-def _take(mass: NDArray[np.uint8], ids: NDArray[np.int32]) -> NDArray[np.uint8]:
-    levels = np.take_along_axis(mass, np.maximum(ids, 0), axis=-1)
-    return np.where(ids >= 0, levels, 0).astype(np.uint8)
 
 
 def _create(path: Path, layout: ArrayLayout, group: GroupAttributes) -> Any:

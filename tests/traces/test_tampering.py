@@ -82,6 +82,17 @@ def delete(key: str) -> Edit:
     return lambda folder: (folder / key).unlink()
 
 
+def decoded(change: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
+    """Apply `change` to an array that is stored as differences between steps."""
+
+    def differences(array: np.ndarray) -> None:
+        values = np.add.accumulate(array, axis=0, dtype=np.uint8)
+        change(values)
+        array[...] = np.diff(values, axis=0, prepend=np.uint8(0))
+
+    return differences
+
+
 def set_bit(row: int, block: int) -> Callable[[np.ndarray], None]:
     def change(array: np.ndarray) -> None:
         array[row, 0, 0, block // 8] ^= 1 << (block % 8)
@@ -169,13 +180,16 @@ FAULTS: dict[str, tuple[Edit, str]] = {
     "rest not finite": (rewrite("p8/true/rest", put((6, 0, 1), np.nan)), r"p8/true/rest\[6, 0, 1\]: is not finite"),
     "rest above one": (rewrite("p5/true/rest", put((7, 0, 1), 1.5)), r"p5/true/rest\[7, 0, 1\]: is outside 0"),
     "mass beyond the end": (
-        rewrite("p4/block_mass", put((0, 0, 0, 30), 200)),
+        rewrite("p4/block_mass", decoded(put((0, 0, 0, 30), 200))),
         r"p4/block_mass\[0, 0, 0, 30\]: mass on a block that did not exist",
     ),
-    "no mass": (rewrite("p4/block_mass", put((8, 0, 0), 0)), r"p4/block_mass\[8, 0, 0\]: a row's largest level"),
+    "no mass": (
+        rewrite("p4/block_mass", decoded(put((8, 0, 0), 0))),
+        r"p4/block_mass\[8, 0, 0\]: a row's largest level",
+    ),
     "a level": (rewrite("p8/true/levels", lambda a: np.subtract(a, a > 0, out=a)), "content hash is"),
     "a mass": (
-        rewrite("p4/block_mass", lambda a: np.subtract(a, (a > 1) & (a < 100), out=a, casting="unsafe")),
+        rewrite("p4/block_mass", decoded(lambda a: np.subtract(a, (a > 1) & (a < 100), out=a, casting="unsafe"))),
         "content hash is",
     ),
     "a token": (rewrite("tokens", put((0,), 99)), "tokens|accepted|content hash is"),
