@@ -32,18 +32,29 @@ POLICIES = [
 CAPS = [0.0, 0.01, 0.1, 1 / 3, 0.5, 1.0]
 
 
-def random_group(seed: int, num_steps: int, num_layers: int, num_heads: int, first_kv_len: int) -> MemoryGroup:
-    """Rankings that change slowly, drafts that are partly wrong, masked draft rows, unrecorded masses."""
+def random_group(
+    seed: int,
+    num_steps: int,
+    num_layers: int,
+    num_heads: int,
+    first_kv_len: int,
+    width: int = 99,
+    open_too: bool = False,
+) -> MemoryGroup:
+    """Rankings that change slowly, drafts that are partly wrong, masked draft rows, unrecorded masses.
+
+    width: most ranked blocks. open_too: rankings contain the open block, as a foreign trace's may.
+    """
     rng = np.random.default_rng(seed)
     kv_len = first_kv_len + np.cumsum(np.concatenate([[0], rng.integers(0, 4, num_steps - 1)]))
     num_blocks = -(-kv_len // BLOCK_SIZE)
-    width = int(num_blocks.max())
-    shape = (num_steps, num_layers, num_heads, width)
+    shape = (num_steps, num_layers, num_heads, int(num_blocks.max()))
+    ranked = num_blocks + open_too
     score = rng.normal(size=shape[1:]) + 0.4 * np.cumsum(rng.normal(size=shape), axis=0)
-    rankings = {"true": rank(score, num_blocks)}
+    rankings = {"true": rank(score, ranked)[..., :width]}
     for distance in range(1, 5):
-        known = num_blocks[np.maximum(np.arange(num_steps) - distance, 0)]
-        draft = rank(score + rng.normal(size=shape) * 0.7, known)
+        known = ranked[np.maximum(np.arange(num_steps) - distance, 0)]
+        draft = rank(score + rng.normal(size=shape) * 0.7, known)[..., :width]
         draft[:distance] = -1
         draft[rng.random(num_steps) < 0.1] = -1
         rankings[f"draft{distance}"] = draft
@@ -141,13 +152,15 @@ def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: 
     num_kept=st.integers(1, 14),
     num_steps=st.integers(10, 14),
     first_kv_len=st.integers(1, 40),
+    extra_width=st.integers(0, 6),
+    open_too=st.booleans(),
     seed=st.integers(0, 2**20),
 )
 def test_kernel_agrees_with_reference(
     choice: dict, cap: float, scope: str, eviction: str, miss_rule: str, k: int, slack: int, num_kept: int,
-    num_steps: int, first_kv_len: int, seed: int,
+    num_steps: int, first_kv_len: int, extra_width: int, open_too: bool, seed: int,
 ) -> None:  # fmt: skip
-    group = random_group(seed, num_steps, num_layers=2, num_heads=2, first_kv_len=first_kv_len)
+    group = random_group(seed, num_steps, 2, 2, first_kv_len, num_kept + extra_width, open_too)
     num_kept = min(num_kept, group.max_ranked_blocks(BLOCK_SIZE))
     if "lookahead_mode" in choice:
         k = max(k, 2)
