@@ -10,14 +10,19 @@ from analysis.selection import Case, NotDrawn, is_admissible
 OBJECTIVE = "throughput_tokens_per_s"
 
 
+@pytest.fixture(scope="module")
+def figure(sweep_frame):
+    return draw_heatmap(Case(sweep_frame))
+
+
 def images(figure):
     return [image for axes in figure.axes for image in axes.images if str(image.get_gid()).startswith("k=")]
 
 
-def test_cells_equal_the_frame(sweep_frame):
+def test_cells_equal_the_frame(sweep_frame, figure):
     grid = make_grid(Case(sweep_frame))
     assert grid.system == "oasiskv"
-    panels = images(draw_heatmap(Case(sweep_frame)))
+    panels = images(figure)
     assert len(panels) == 3
     numa = grid.point["placement.host_numa"]
     for k, image in zip((1, 2, 4), panels, strict=True):
@@ -34,25 +39,22 @@ def test_cells_equal_the_frame(sweep_frame):
                 assert data[y, x] == row[OBJECTIVE].item()
 
 
-def test_cells_below_the_threshold_are_hatched_and_no_others(sweep_frame):
+def test_cells_below_the_threshold_are_hatched_and_no_others(sweep_frame, figure):
     case = Case(sweep_frame)
     hatched = sum(
-        patch.get_hatch() is not None
-        for axes in draw_heatmap(case).axes
-        for patch in axes.patches
-        if isinstance(patch, Rectangle)
+        patch.get_hatch() is not None for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle)
     )
     assert hatched == int((~is_admissible(make_grid(case).rows)).sum())
     assert 0 < hatched < len(make_grid(case).rows)
 
 
-def test_the_framed_cell_is_the_best_of_the_system(sweep_frame):
+def test_the_framed_cell_is_the_best_of_the_system(sweep_frame, figure):
     grid = make_grid(Case(sweep_frame))
     own = sweep_frame[(sweep_frame["system"] == "oasiskv") & is_admissible(sweep_frame)]
     assert grid.point[OBJECTIVE] == own[OBJECTIVE].max()
     frames = [
         (axes.get_title(loc="left"), patch.get_x(), patch.get_y())
-        for axes in draw_heatmap(Case(sweep_frame)).axes
+        for axes in figure.axes
         for patch in axes.patches
         if isinstance(patch, Rectangle) and patch.get_linewidth() > 2
     ]
