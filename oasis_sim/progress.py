@@ -10,7 +10,6 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-
 _STARTING = "starting (the first run compiles its kernels)"
 
 
