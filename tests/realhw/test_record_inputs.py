@@ -1,0 +1,160 @@
+"""What a recording starts from: prompts, n-gram guesses, model geometries that are recorded or refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig
+
+from realhw.drafters import NgramDrafter
+from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_model
+from realhw.prompts import Message, Prompt, encode_prompt, fit_context, load_prompts
+from realhw.record import RecordOptions, record
+from traces.check import check_trace
+from traces.errors import InputError
+from traces.reader import FileGroup, open_trace
+
+SHIPPED = Path(__file__).parents[2] / "traces/data/prompts/smollm2-135m-reasoning.jsonl"
+
+
+class Configured:
+    """A model of which only the configuration is looked at."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+class WordTokenizer:
+    chat_template = None
+    eos_token_id = 0
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+class ChatTokenizer(WordTokenizer):
+    chat_template = "numbers"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        return " ".join(message["content"] for message in messages)
+
+
+def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "p.txt"
+    text.write_text("1 2 3")
+    assert load_prompts(text) == (Prompt(text="1 2 3"),)
+    monkeypatch.setattr("sys.stdin", io.StringIO("4 5"))
+    assert load_prompts("-") == (Prompt(text="4 5"),)
+    lines = tmp_path / "p.jsonl"
+    lines.write_text('{"name": "a", "text": "1"}\n\n{"name": "b", "messages": [{"role": "user", "content": "2"}]}\n')
+    first, second = load_prompts(lines)
+    assert first.name == "a"
+    assert second.messages == (Message(role="user", content="2"),)
+    assert encode_prompt(ChatTokenizer(), second) == [2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"name": "a", "text": "1"}\n{"name": "a", "text": "2"}', "a different name for each"),
+        ('{"name": "a"}', "line 1: .*either text or messages"),
+        ('{"name": "a", "text": "1"}\nnonsense', "line 2: not JSON"),
+        ('{"name": "../a", "text": "1"}', "line 1: String should match"),
+        ("", "at least one prompt"),
+    ],
+)
+def test_bad_prompt_lines_are_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_prompts(path)
+
+
+def test_missing_prompt_file_and_template(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="prompts cannot be read"):
+        load_prompts(tmp_path / "none.txt")
+    with pytest.raises(InputError, match="no chat template"):
+        encode_prompt(WordTokenizer(), Prompt(messages=(Message(role="user", content="1"),)))
+
+
+def test_context_keeps_the_start_and_the_end() -> None:
+    assert fit_context(list(range(10)), 6, 2, "p") == [0, 1, 6, 7, 8, 9]
+    assert fit_context(list(range(6)), 6, 2, "p") == list(range(6))
+    with pytest.raises(InputError, match="'p' has 5 tokens, fewer than the context of 6"):
+        fit_context(list(range(5)), 6, 2, "p")
+
+
+def test_shipped_prompt_is_one_chat() -> None:
+    (prompt,) = load_prompts(SHIPPED)
+    assert prompt.messages is not None
+    assert [message.role for message in prompt.messages[-3:]] == ["user", "assistant", "user"]
+
+
+def test_ngram_takes_the_longest_then_the_latest_match() -> None:
+    drafter = NgramDrafter(max_ngram_tokens=3, min_ngram_tokens=1)
+    assert drafter.guess([1, 2, 3, 9, 7, 2, 3, 8, 1, 2, 3], 4) == [9, 7, 2, 3]
+    assert drafter.guess([5, 1, 5, 2, 5], 2) == [2, 5]
+    assert drafter.guess([1, 2, 3], 4) == []
+    assert drafter.guess([7, 7], 4) == [7]
+    assert NgramDrafter(3, 2).guess([5, 1, 5, 2, 5], 2) == []
+
+
+def test_latent_attention_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="deepseek: multi-head latent attention"):
+        geometry_of(Configured(DeepseekV3Config()), "deepseek")
+
+
+def test_sliding_layers_are_left_out() -> None:
+    assert full_attention_layers(Configured(MistralConfig(sliding_window=4096))) == ()
+    config = Gemma3TextConfig(num_hidden_layers=12)
+    assert full_attention_layers(Configured(config)) == (5, 11)
+
+
+def test_unknown_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="cannot be loaded") as caught:
+        load_model(str(tmp_path / "empty"))
+    assert "\n" not in str(caught.value)
+
+
+def test_sliding_window_model_decodes_as_without_the_recorder(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    config = Gemma3TextConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=12,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        initializer_range=0.4,
+        max_position_embeddings=128,
+        pad_token_id=0,
+    )
+    model = Gemma3ForCausalLM(config).eval()
+    prompt = [int(token) for token in torch.randint(1, 40, (40,))]
+    with torch.inference_mode():
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=19, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[0, 40:]
+    loaded = LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny-gemma"), "random")
+    options = RecordOptions(
+        model="tiny-gemma",
+        prompts=(Prompt(text=" ".join(map(str, prompt))),),
+        steps=20,
+        block_sizes_tokens=(4,),
+        max_budget_tokens=32,
+        prefill_chunk_tokens=16,
+    )
+    path = record(options, tmp_path / "t.zarr", loaded)
+    check_trace(path)
+    group = open_trace(path).group("request")
+    assert isinstance(group, FileGroup)
+    assert group.layers(4) == (1, 3)
+    assert group.array("tokens").tolist() == [prompt[-1], *expected.tolist()]
