@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(help="Look at, check or pack an attention trace.", no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
+draft_app = typer.Typer(help="Draft heads that guess the next tokens.", no_args_is_help=True)
+app.add_typer(draft_app, name="draft")
 
 # Every flag takes a list only so that a flag given twice can be refused instead of silently overridden.
 Experiment = Annotated[
@@ -136,6 +138,10 @@ def record(
     draft_distances: Annotated[
         int | None, typer.Option("--draft-distances", metavar="N", help="Draft rows for distances 1 to N.")
     ] = None,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0: greedy.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
     stop_at_eos: Annotated[bool | None, typer.Option("--stop-at-eos/--decode-on")] = None,
@@ -159,6 +165,8 @@ def record(
         "extra_layers": extra_layers,
         "max_budget_tokens": max_budget,
         "draft_distances": draft_distances,
+        "drafter": drafter,
+        "draft_model": draft_model,
         "temperature": temperature,
         "seed": seed,
         "stop_at_eos": stop_at_eos,
@@ -217,6 +225,39 @@ def trace_pack(
     from oasis_sim.verbs.trace import pack
 
     return pack(folder, out, json)
+
+
+@draft_app.command("train")
+def draft_train(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS...", help="JSONL files of questions and answers.")],
+    model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
+    out: Annotated[str, typer.Option("--out", metavar="HEAD.safetensors", help="File to write, a JSON beside it.")],
+    epochs: Annotated[int | None, typer.Option("--epochs", metavar="N")] = None,
+    max_prompts: Annotated[int | None, typer.Option("--max-prompts", metavar="N", help="Of each split.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", metavar="N", help="Generated per prompt.")] = None,
+    max_seconds: Annotated[float | None, typer.Option("--max-seconds", metavar="S", help="Of training.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Of the base: float32, bfloat16 or float16.")] = None,
+    set_: Annotated[
+        Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.draft_train.TrainOptions.")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Train an EAGLE-3-style one-layer head and measure its acceptance by distance on held-out prompts."""
+    from oasis_sim.verbs.draft import train
+
+    options = {
+        "model": model,
+        "epochs": epochs,
+        "max_prompts": max_prompts,
+        "new_tokens": new_tokens,
+        "max_seconds": max_seconds,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+    }
+    return train(prompts, out, options, set_ or [], quiet)
 
 
 def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:

@@ -15,7 +15,15 @@ from oasis_sim.explain import Row, binding, exposure, label, recall_verdict, set
 from oasis_sim.output import console, milliseconds, number
 from oasis_sim.request import Request
 from oasis_sim.run_card import trace_line
-from simulator.objective import best_by_system, best_row, is_admissible, nearest_row, neighbours, swept_parameters
+from simulator.objective import (
+    best_by_system,
+    best_row,
+    grid_edges,
+    is_admissible,
+    nearest_row,
+    neighbours,
+    swept_parameters,
+)
 from simulator.specs.experiment import ExperimentSpec
 
 NEVER_COLUMNS = {"system", "mapping", "trace_group", "seed"}
@@ -68,7 +76,7 @@ def _table(title: str) -> Table:
 
 def _system_table(out: Console, rows: Sequence[Row], maximize: str) -> Table:
     """The table with as many of its columns as the terminal is wide enough for."""
-    for left_out in ((), ("needs",), ("needs", "exposed"), ("needs", "exposed", "TPOT")):
+    for left_out in ((), ("TPOT",), ("TPOT", "exposed"), ("TPOT", "exposed", "needs")):
         table = _full_system_table(rows, maximize, left_out)
         if Measurement.get(out, out.options.update(max_width=1000), table).maximum <= out.width:
             break
@@ -134,6 +142,10 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
     )
     for line in (binding(best), exposure(best), f"{recall_verdict(best)} (threshold: {origin})"):
         out.print(Padding(line, (0, 0, 0, 2), expand=False))
+    edges = grid_edges(rows, best)
+    if edges:
+        at = ", ".join(f"{label(name)} {value(best, name)} ({side})" for name, side in edges.items())
+        out.print(Padding(f"at the edge of the grid: {at}; beyond it may lie better", (0, 0, 0, 2), expand=False))
     beside = neighbours(rows, best)
     if beside:
         out.print()

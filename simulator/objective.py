@@ -112,3 +112,14 @@ def neighbours(rows: Sequence[Row], center: Row) -> list[Neighbour]:
             ]
         found.extend(Neighbour(parameter, row) for row in line)
     return found
+
+
+def grid_edges(rows: Sequence[Row], center: Row) -> dict[str, str]:
+    """Swept numbers of `center` that are the smallest or largest of the grid: a wider sweep may find a better one."""
+    edges: dict[str, str] = {}
+    for parameter in swept_parameters(rows):
+        values = {row[parameter] for row in rows if isinstance(row.get(parameter), int | float)}
+        here = center.get(parameter)
+        if len(values) > 1 and here in (min(values), max(values)):
+            edges[parameter] = "smallest" if here == min(values) else "largest"
+    return edges

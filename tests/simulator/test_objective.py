@@ -9,6 +9,7 @@ from simulator.objective import (
     BETTER_LARGE,
     best_by_system,
     best_row,
+    grid_edges,
     is_admissible,
     nearest_row,
     neighbours,
@@ -116,3 +117,14 @@ def test_every_column_that_is_better_large_can_be_maximised(name: str) -> None:
 def test_other_columns_are_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         require_objective(name)
+
+
+def test_edges_of_the_grid_are_named_and_names_and_single_values_are_not() -> None:
+    rows = [
+        _row(1, 1, **{"policy.fetch_cap": cap, "workload.batch_size": batch, "placement.host_numa": numa, "seed": 0})
+        for cap, batch, numa in ((0.1, 1, "local"), (0.2, 2, "far"), (1.0, 3, "far"), (None, 2, None))
+    ]
+    assert grid_edges(rows, rows[0]) == {"workload.batch_size": "smallest", "policy.fetch_cap": "smallest"}
+    assert grid_edges(rows, rows[1]) == {}
+    assert grid_edges(rows, rows[2]) == {"workload.batch_size": "largest", "policy.fetch_cap": "largest"}
+    assert grid_edges(rows, rows[3]) == {}
