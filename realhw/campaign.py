@@ -46,7 +46,7 @@ class Point:
     lookahead_k: int = 1
     gather_ctas: int = 16
     model: str = "Qwen3-8B"
-    num_steps: int = 24
+    num_steps: int = 16
     churn: float = 0.45
     miss: float = 0.15
     seed: int = 0
@@ -128,7 +128,7 @@ class Campaign:
         with self._out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
 
-    def run(self, point: Point, repeats: int = 3, profile: bool = True) -> dict[str, Any]:
+    def run(self, point: Point, repeats: int = 2, profile: bool = True) -> dict[str, Any]:
         """Run a point unless the file has it; returns its row."""
         if point.key() in self._done:
             return {"key": point.key(), "status": "skipped"}
@@ -151,7 +151,7 @@ class Campaign:
         if self._host is None:
             self._host = torch.empty(self._host_bytes // 2, dtype=torch.bfloat16, pin_memory=True)
             chunk = torch.randn(1 << 27, device="cuda").bfloat16()
-            for part in self._host.split(1 << 27):
+            for part in torch.split(self._host, 1 << 27):
                 part.copy_(chunk[: len(part)])
         per_request = g.num_layers * g.num_kv_heads * blocks * g.block_bytes(point.block_size_tokens) // 2
         requests = max(1, min(point.batch_size, len(self._host) // per_request))
@@ -192,7 +192,7 @@ def read_moves(runner: DecodeRunner) -> dict[str, Any]:
     """Counts [T][L] and order-free hashes [T][L] of what the plans fetched and evicted, read back from the GPU."""
     fetched, evicted, fetch_hash, evict_hash = [], [], [], []
     for t in range(runner.num_steps):
-        moved = [runner.moved(t, layer) for layer in range(runner.geometry.num_layers)]
+        moved = runner.moved(t)
         fetched.append([len(f) for f, _ in moved])
         evicted.append([len(e) for _, e in moved])
         fetch_hash.append([moved_hash(f) for f, _ in moved])

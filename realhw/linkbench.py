@@ -128,12 +128,12 @@ def bench_pack(recorder: Recorder, bench: GatherBench) -> None:
     for used in (threads, 1):
         torch.set_num_threads(used)
         samples = []
-        for _ in range(7):
+        for _ in range(18):
             ids = torch.randint(0, bench.num_host_blocks, (4096,))
             began = time.perf_counter()
             torch.index_select(host, 0, ids, out=staging)
             samples.append(time.perf_counter() - began)
-        timing = summarise(samples[1:])
+        timing = summarise(samples[3:])
         recorder.add("pack", timing.median_s, timing.spread_s, timing.repetitions, staging.numel() * 8, threads=used)
     torch.set_num_threads(threads)
 

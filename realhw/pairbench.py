@@ -8,12 +8,12 @@ from realhw.geometry import ModelGeometry
 from realhw.graph_timer import Branch, run_branches
 from realhw.kernels.gather.api import GatherConfig
 from realhw.measurement import Recorder
+from realhw.schedule import PRIORITY
 from realhw.workbench import GatherBench, Work, attention_work, score_work, topk_work, weight_sets
 
 TARGET_S = 2e-3
 """Each branch alone takes about this long, so that the two end together unless they slow each other."""
 GATHER_CTAS = (8, 16, 32)
-GATHER_PRIORITY = -5
 COPY_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry,
     sides: list[tuple[str, int | None, Work, int]] = [
         ("ce_h2d", None, bench.copy_h2d(COPY_BYTES), 0),
         ("ce_d2h", None, bench.copy_d2h(COPY_BYTES), 0),
-        *(("gather", n, bench.gather(256, GatherConfig(num_ctas=n)), GATHER_PRIORITY) for n in GATHER_CTAS),
+        *(("gather", n, bench.gather(256, GatherConfig(num_ctas=n)), PRIORITY["H"]) for n in GATHER_CTAS),
     ]
     for side, ctas, work, priority in sides:
         side_alone = _alone(work)
@@ -38,7 +38,7 @@ def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry,
             _pair(recorder, name, kernel, alone[name], side, ctas, work, side_alone, priority)
     for name in ("gemm", "attention"):
         for side in ("score", "topk"):
-            _pair(recorder, name, kernels[name], alone[name], side, None, kernels[side], alone[side], 0)
+            _pair(recorder, name, kernels[name], alone[name], side, None, kernels[side], alone[side], PRIORITY["B"])
 
 
 def _alone(work: Work) -> float:

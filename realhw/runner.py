@@ -130,7 +130,7 @@ class DecodeRunner:
         sms = torch.cuda.get_device_properties(0).multi_processor_count if self.device.type == "cuda" else 4
         tokens = self.max_blocks * flow.block_size_tokens
         read = tokens if flow.kind == "dense" else min(tokens, (kept + 1) * flow.block_size_tokens)
-        self._splits = choose_splits(heads, read, AttentionConfig().block_n, sms)
+        self._splits = choose_splits(heads, read, AttentionConfig().block_n, sms, flow.rows_per_request)
         self._attention_scratch = attention_scratch(batch, g.num_kv_heads, g.head_dim, self._splits, self.device)
         if flow.moves:
             self._shape = PlanShape(
@@ -151,7 +151,9 @@ class DecodeRunner:
         self._draft_table = torch.arange(heads * blocks, dtype=torch.int32, device=self.device).view(
             batch, g.num_kv_heads, blocks
         )
-        self._draft_splits = choose_splits(heads, blocks * self.flow.block_size_tokens, AttentionConfig().block_n, sms)
+        self._draft_splits = choose_splits(
+            heads, blocks * self.flow.block_size_tokens, AttentionConfig().block_n, sms, 1
+        )
         self._draft_scratch = attention_scratch(batch, g.num_kv_heads, g.head_dim, self._draft_splits, self.device)
         self._draft_x = self._empty(batch, g.hidden_size)
         self._draft_pair = torch.randn(
@@ -231,15 +233,16 @@ class DecodeRunner:
             return []
         heads = self.batch_size * self.geometry.num_kv_heads
         self._counters = torch.zeros(steps, layers, 2, 1, dtype=torch.int32, device=self.device)
-        logs: list[list[Moves]] = []
+        self._logs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        moves: list[list[Moves]] = []
         for t, allowed in enumerate(self.flow.allowed(steps)):
-            room = heads * min(allowed, self.flow.num_kept) + 1
+            room = heads * allowed + 1
             fetch = self._empty(layers, room, 3, dtype=torch.int32)
             evict = self._empty(layers, room + heads, 2, dtype=torch.int32)
-            logs.append(
-                [Moves(fetch[i], self._counters[t, i, 0], evict[i], self._counters[t, i, 1]) for i in range(layers)]
-            )
-        return logs
+            self._logs.append((fetch, evict))
+            counters = self._counters[t]
+            moves.append([Moves(fetch[i], counters[i, 0], evict[i], counters[i, 1]) for i in range(layers)])
+        return moves
 
     # -- one run ------------------------------------------------------------------------------------------------
 
@@ -441,12 +444,14 @@ class DecodeRunner:
 
     # -- what moved ---------------------------------------------------------------------------------------------
 
-    def moved(self, t: int, index: int) -> tuple[Int32, Int32]:
-        """What step t's plan of a layer decided, read back: (fetched [n, 3], evicted [m, 2]) as `Moves` names them."""
-        log = self.moves[t][index]
-        fetched = log.fetch[: int(log.fetch_count)].cpu().numpy()
-        evicted = log.evict[: int(log.evict_count)].cpu().numpy()
-        return fetched, evicted
+    def moved(self, t: int) -> list[tuple[Int32, Int32]]:
+        """What step t's plans decided, read back, per layer: (fetched [n, 3], evicted [m, 2]) as `Moves` names them."""
+        counts = self._counters[t, :, :, 0].cpu()
+        fetch, evict = self._logs[t]
+        most_fetched, most_evicted = counts.amax(0).tolist()
+        fetched = fetch[:, :most_fetched].cpu().numpy()
+        evicted = evict[:, :most_evicted].cpu().numpy()
+        return [(fetched[i, :n], evicted[i, :m]) for i, (n, m) in enumerate(counts.tolist())]
 
 
 def _discard(_: torch.Tensor) -> None:

@@ -70,7 +70,7 @@ def attention_work(
     config = config or AttentionConfig()
     num_bytes = batch_size * heads * kv_tokens * 4 * head_dim
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    splits = config.splits or choose_splits(batch_size * heads, kv_tokens, config.block_n, sms)
+    splits = config.splits or choose_splits(batch_size * heads, kv_tokens, config.block_n, sms, rows)
     query = torch.randn(batch_size, rows, geometry.num_q_heads, head_dim, device="cuda").bfloat16()
     out = torch.empty_like(query)
     counts = torch.full((batch_size, heads), blocks, dtype=torch.int32, device="cuda")

@@ -146,8 +146,7 @@ def test_attention_reads_what_the_plans_brought_and_nothing_stale(name, weights,
     assert relative(runner.logits, dense) > 1e-3, "the case does not tell sparse from dense"
     total = 0
     for t in range(STEPS):
-        for layer in range(TINY.num_layers):
-            fetched, evicted = runner.moved(t, layer)
+        for layer, (fetched, evicted) in enumerate(runner.moved(t)):
             assert sorted(map(tuple, fetched.tolist())) == sorted(moved[t, layer][0])
             expected = sorted(moved[t, layer][1])
             if flow.distance and t == STEPS - 1:

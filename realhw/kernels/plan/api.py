@@ -139,7 +139,7 @@ def plan_step(
         offset, layer, lookahead_k, num_steps, rankings.stride(0), rankings.stride(1), heads,
         shape.num_kept, num_slots, rankings.shape[3], table.shape[2],
         ON_DEMAND=lookahead_k == 0, P=shape.block_size_tokens, NB=shape.id_range, SP=slots_padded, KP=kept_padded,
-        MP=_padded(rankings.shape[3]), CHUNK=16, num_warps=num_warps or max(1, min(4, slots_padded // 64)),
+        MP=_padded(rankings.shape[3]), CHUNK=16, num_warps=num_warps or (4 if batch * heads <= 256 else 2),
     )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ def test_splits_follow_the_grid_and_the_work():
     assert choose_splits(256, 2048, 64, 132) == 2
     assert choose_splits(8, 2048, 64, 132) == 16
     assert choose_splits(8, 64, 64, 132) == 1
+    assert choose_splits(256, 2048, 64, 132, rows=1) == 4
 
 
 def test_too_many_rows_are_refused(device):
