@@ -1,0 +1,312 @@
+"""From statistics to a process: every block has a level, plus noise of unit variance with two time scales.
+
+score of block b at step t = level_b(t) + z_b(t). Levels: a fixed one of each sink block, one by age for recent blocks,
+one drawn from the popularity curve for all others. z is white noise + a fast + a slow autoregressive part, in shares
+that depend on the level (popular blocks are the steadier ones). The K best of a step are the blocks above a threshold,
+and a block's scores at two steps are bivariate normal, so that every fit is a closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.synth.normal import FloatArray, above, both_above_fast, threshold_of
+from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
+
+FAST_STEPS = (2.0, 4.0)
+SLOW_STEPS = (12.0, 24.0, 48.0, 96.0)
+"""Time constants tried for the two parts."""
+_LEVELS = np.arange(-9.0, 9.0001, 0.05)
+_CORRELATIONS = np.append(1.0 - np.linspace(1.0, 0.05, 39) ** 2, [0.9996, 1.0])
+_LEVEL_ROUNDS, _NOISE_ROUNDS = 8, 4
+_MIDDLE_NODES = 48
+_AGE_SMOOTHING_BLOCKS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNoise:
+    """How a draft row of one kind relates to the real rows, on a scale from the correlation of the two steps (0) to
+    1: with the position that it is for, and with the position where it was made."""
+
+    known: float
+    kept: float
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Blocks of one head as weighted levels: sinks, ages, then the popularity curve."""
+
+    levels: FloatArray
+    weight: FloatArray
+    num_sinks: int
+    num_ages: int
+
+    @property
+    def ages(self) -> FloatArray:
+        """Levels by age, newest selectable block first."""
+        return self.levels[self.num_sinks : self.num_sinks + self.num_ages]
+
+    def age_trend(self) -> FloatArray:
+        """What of `ages` is age: smoothed over neighbours. The rest belongs to the blocks that were measured there,
+        and moves on with them."""
+        reach = np.arange(self.num_ages)
+        kernel = np.exp(-0.5 * ((reach[:, None] - reach[None, :]) / _AGE_SMOOTHING_BLOCKS) ** 2)
+        trend: FloatArray = kernel @ self.ages / kernel.sum(axis=1)
+        return trend
+
+    def aged(self, blocks: float) -> FloatArray:
+        """Levels halfway between those of a step and of the same blocks when `blocks` more have come."""
+        out, trend = self.levels.copy(), self.age_trend()
+        later = np.interp(np.arange(self.num_ages) + blocks, np.arange(self.num_ages), trend)
+        out[self.num_sinks : self.num_sinks + self.num_ages] += (later - trend) / 2
+        return out
+
+    def thresholds(self, sizes: FloatArray) -> FloatArray:
+        """Scores above which K blocks are expected."""
+        grid = np.linspace(self.levels.min() - 6.0, self.levels.max() + 6.0, 400)
+        expected = (above(grid[:, None] - self.levels[None, :]) * self.weight[None, :]).sum(axis=1)
+        return np.interp(-sizes, -expected, grid)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProcess:
+    """Parameters of one KV head, in units of the noise's standard deviation."""
+
+    nodes: Nodes
+    level_shares: FloatArray
+    """Ascending positions in the blocks sorted by popularity, as a share of them, of the last nodes."""
+    noise_levels: FloatArray
+    """Ascending levels at which the next two are given."""
+    fast: FloatArray
+    """Variance of the fast part."""
+    slow: FloatArray
+    """Variance of the slow part; white noise has the rest."""
+    fast_steps: float
+    slow_steps: float
+    level_correlation: float
+    """Of the levels of neighbouring blocks."""
+    drafts: tuple[dict[str, DraftNoise], ...]
+    mass_noise: float
+    """Standard deviation of what separates a block's mass from its score; fixed per block."""
+    sink_mass: float
+    open_mass: float
+    octaves_by_rank: FloatArray
+
+    @property
+    def sink_levels(self) -> FloatArray:
+        return self.nodes.levels[: self.nodes.num_sinks]
+
+    @property
+    def age_spread(self) -> float:
+        """Standard deviation of recent blocks' levels around the trend."""
+        return float(np.std(self.nodes.ages - self.nodes.age_trend()))
+
+    def middle_levels(self, count: int) -> FloatArray:
+        """Levels of `count` blocks, most popular first. Between measured positions linear; above the most popular
+        and below the least popular of them linear in the normal score of the position: the tail, extended."""
+        share = (np.arange(count) + 0.5) / count
+        levels = self.nodes.levels[self.nodes.num_sinks + self.nodes.num_ages :]
+        out = np.interp(share, self.level_shares, levels)
+        score, known = threshold_of(share), threshold_of(self.level_shares)
+        for edge, inner in ((0, min(4, len(known) - 1)), (len(known) - 1, max(0, len(known) - 5))):
+            if edge == inner:
+                continue
+            slope = max((levels[edge] - levels[inner]) / (known[edge] - known[inner]), 0.0)
+            beyond = share < self.level_shares[0] if edge == 0 else share > self.level_shares[-1]
+            out = np.where(beyond, levels[edge] + slope * (score - known[edge]), out)
+        return out
+
+    def noise_shares(self, levels: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Variances of the fast and the slow part of blocks with these levels."""
+        return np.interp(levels, self.noise_levels, self.fast), np.interp(levels, self.noise_levels, self.slow)
+
+    def correlation(self, levels: FloatArray, lag: float) -> FloatArray:
+        """Autocorrelation of the noise at a lag ≥ 1."""
+        fast, slow = self.noise_shares(levels)
+        return fast * np.exp(-lag / self.fast_steps) + slow * np.exp(-lag / self.slow_steps)
+
+    def overlap(self, sizes: FloatArray, lag: float, block_size_tokens: int) -> FloatArray:
+        """Expected share of the K best that are among the K best `lag` steps later, [K]."""
+        levels, thresholds = self.nodes.aged(lag / block_size_tokens), self.nodes.thresholds(sizes)
+        both = both_above_fast(thresholds[:, None] - levels[None, :], self.correlation(levels, lag)[None, :])
+        return (both * self.nodes.weight).sum(axis=1) / sizes
+
+
+def fit_head(statistics: TraceStatistics, head: HeadStatistics) -> HeadProcess:
+    """Levels from who is in the sets, noise from how sets persist, drafts from how they overlap."""
+    sizes = np.array(statistics.set_sizes, dtype=np.float64)
+    lags = np.array(statistics.lags, dtype=np.float64)
+    nodes, shares, base = _fit_levels(statistics, head, sizes)
+    thresholds = nodes.thresholds(sizes)
+    target = np.array(head.persistence)
+    curves = [_overlap_curve(nodes.aged(lag / statistics.block_size_tokens), nodes, thresholds) for lag in lags]
+    wanted = np.stack([_inverted(target[:, i], curve) for i, curve in enumerate(curves)], axis=1)
+    goal = wanted.copy()
+    process: HeadProcess | None = None
+    importance = _importance(curves[0], sizes)
+    for _ in range(_NOISE_ROUNDS):
+        steps, parts = _fit_noise(goal, importance, lags)
+        process = HeadProcess(
+            nodes=nodes,
+            level_shares=shares,
+            noise_levels=thresholds[::-1] + 1e-9 * np.arange(len(sizes)),
+            fast=parts[::-1, 0],
+            slow=parts[::-1, 1],
+            fast_steps=steps[0],
+            slow_steps=steps[1],
+            level_correlation=0.0,
+            drafts=(),
+            mass_noise=0.0,
+            sink_mass=head.sink_mass,
+            open_mass=head.open_mass,
+            octaves_by_rank=np.array(head.octaves_by_rank),
+        )
+        reached = np.stack([process.overlap(sizes, lag, statistics.block_size_tokens) for lag in lags], axis=1)
+        reached = np.stack([_inverted(reached[:, i], curve) for i, curve in enumerate(curves)], axis=1)
+        goal = np.clip(goal + 0.8 * (wanted - reached), -0.5, 1.0)
+    assert process is not None
+    middle = slice(nodes.num_sinks + nodes.num_ages, None)
+    mean = np.average(nodes.levels[middle], weights=nodes.weight[middle])
+    spread = float(np.average((nodes.levels[middle] - mean) ** 2, weights=nodes.weight[middle]))
+    still = curves[0] if not lags[0] > 1 else curves[0]
+    drafts = tuple(
+        {kind: _fit_draft(state, still, curves, lags, wanted, importance, j) for kind, state in states.items()}
+        for j, states in enumerate(head.drafts, start=1)
+    )
+    return HeadProcess(
+        **{
+            **{name: getattr(process, name) for name in HeadProcess.__slots__},
+            "level_correlation": _level_correlation(head, base, spread),
+            "drafts": drafts,
+            "mass_noise": _mass_noise(statistics, head, sizes, spread),
+        }
+    )
+
+
+def _fit_levels(
+    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray
+) -> tuple[Nodes, FloatArray, FloatArray]:
+    """Nodes, positions of the popularity nodes, and the mean occupancy of the blocks that they stand for, by K.
+
+    Each level is such that P(level + Z > threshold of K) is nearest to the occupancies at all K; small K, where few
+    blocks decide, weigh as much as large ones.
+    """
+    sink, recency, popularity = (np.array(rows) for rows in (head.sink, head.recency, head.popularity))
+    num_middle = statistics.num_blocks - 1 - sink.shape[1] - recency.shape[1]
+    shares = np.clip(statistics.popularity_shares, 0.5 / num_middle, 1 - 0.5 / num_middle)
+    even = (np.arange(_MIDDLE_NODES) + 0.5) / _MIDDLE_NODES
+    fine = shares[shares < even[6]]
+    at = np.unique(np.concatenate([fine, even[even > (fine[-1] if len(fine) else 0.0)]]))
+    edges = np.concatenate([[0.0], (at[1:] + at[:-1]) / 2, [1.0]])
+    middle = np.stack([np.interp(at, shares, row) for row in popularity])
+    occupancy = np.concatenate([sink, recency, middle], axis=1)
+    weight = np.concatenate([np.ones(sink.shape[1] + recency.shape[1]), np.diff(edges) * num_middle])
+    nodes = Nodes(-2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998)), weight, sink.shape[1], recency.shape[1])
+    for _ in range(_LEVEL_ROUNDS):
+        model = above(nodes.thresholds(sizes)[:, None] - _LEVELS[None, :])
+        gap = occupancy[:, :, None] - model[:, None, :]
+        loss = (gap**2).sum(axis=0) + 1e-7 * _LEVELS**2
+        nodes = Nodes(_LEVELS[np.argmin(loss, axis=1)], weight, sink.shape[1], recency.shape[1])
+    return nodes, at, middle @ np.diff(edges)
+
+
+def _overlap_curve(levels: FloatArray, nodes: Nodes, thresholds: FloatArray) -> FloatArray:
+    """Overlap of two sets of size K by the correlation of the noise: [K, correlations], rising to about 1."""
+    both = both_above_fast((thresholds[:, None] - levels[None, :])[..., None], _CORRELATIONS[None, None, :])
+    curve = (both * nodes.weight[None, :, None]).sum(axis=1)
+    rising: FloatArray = np.maximum.accumulate(curve / curve[:, -1:], axis=1) + 1e-12 * np.arange(len(_CORRELATIONS))
+    return rising
+
+
+def _inverted(overlaps: FloatArray, curve: FloatArray) -> FloatArray:
+    """Correlation that gives each K's overlap; below a curve's start it goes on linearly, so that no bias arises."""
+    found = np.array([np.interp(o, c, _CORRELATIONS) for o, c in zip(overlaps, curve, strict=True)])
+    slope = np.maximum(curve[:, 8] - curve[:, 0], 1e-3) / (_CORRELATIONS[8] - _CORRELATIONS[0])
+    below = np.minimum(overlaps - curve[:, 0], 0.0) / slope
+    inverted: FloatArray = np.maximum(found + below, -0.5)
+    return inverted
+
+
+def _importance(curve: FloatArray, sizes: FloatArray) -> FloatArray:
+    """Weight of each K in a mean of correlations: blocks whose membership the correlation decides."""
+    return sizes * np.maximum(curve[:, -1] - curve[:, 0], 1e-6)
+
+
+def _fit_noise(wanted: FloatArray, importance: FloatArray, lags: FloatArray) -> tuple[tuple[float, float], FloatArray]:
+    """Time constants for all K and the shares (fast, slow) of each, [K, 2]; lag 1 counts most."""
+    root = np.sqrt(1.0 / lags)
+    root[0] *= 4.0
+    best: tuple[float, tuple[float, float], FloatArray] = (np.inf, (0.0, 0.0), np.zeros((0, 2)))
+    for fast_steps in FAST_STEPS:
+        for slow_steps in SLOW_STEPS:
+            basis = np.stack([np.exp(-lags / fast_steps), np.exp(-lags / slow_steps)])
+            parts = np.array([_shares(basis * root, row * root) for row in wanted])
+            loss = float((importance * (((parts @ basis - wanted) * root) ** 2).sum(axis=1)).sum())
+            if loss < best[0]:
+                best = (loss, (fast_steps, slow_steps), parts)
+    return best[1], best[2]
+
+
+def _shares(basis: FloatArray, target: FloatArray) -> tuple[float, float]:
+    """Least squares of two shares that are ≥ 0 and sum to ≤ 1."""
+    gram, moment = basis @ basis.T, basis @ target
+    determinant = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
+    candidates = []
+    if determinant > 1e-12:
+        free = np.array([gram[1, 1] * moment[0] - gram[0, 1] * moment[1], gram[0, 0] * moment[1] - gram[0, 1] * moment[0]])
+        candidates.append(free / determinant)
+    candidates.append(np.array([np.clip(moment[0] / gram[0, 0], 0.0, 1.0), 0.0]))
+    candidates.append(np.array([0.0, np.clip(moment[1] / gram[1, 1], 0.0, 1.0)]))
+    difference = basis[0] - basis[1]
+    mix = np.clip(difference @ (target - basis[1]) / max(difference @ difference, 1e-12), 0.0, 1.0)
+    candidates.append(np.array([mix, 1.0 - mix]))
+    valid = [c for c in candidates if (c >= 0).all() and c.sum() <= 1.0 + 1e-9]
+    fast, slow = min(valid, key=lambda c: float(c @ gram @ c - 2 * c @ moment))
+    return float(fast), float(slow)
+
+
+def _fit_draft(
+    state: DraftState,
+    curve: FloatArray,
+    curves: list[FloatArray],
+    lags: FloatArray,
+    wanted: FloatArray,
+    importance: FloatArray,
+    distance: int,
+) -> DraftNoise:
+    """Position of a draft's correlations between that of the two steps and 1, mean over K.
+
+    Members of a draft row have aged by `distance` steps, as the real rows at that lag.
+    """
+    apart = np.array([np.interp(distance, lags, row) for row in wanted])
+    nearest = curves[int(np.argmin(np.abs(lags - distance)))]
+    scale = np.maximum(1.0 - apart, 0.02)
+    known = (_inverted(np.array(state.with_true), nearest) - apart) / scale
+    kept = (_inverted(np.array(state.with_issue), nearest) - apart) / scale
+    weight = importance * scale
+    return DraftNoise(*(float(np.clip(np.average(x, weights=weight), -1.0, 1.0)) for x in (known, kept)))
+
+
+def _mass_noise(statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float) -> float:
+    """From |true ∩ exact|, as if scores were normal."""
+    if not head.exact_overlap:
+        return 0.0
+    share = sizes / statistics.num_blocks
+    curve = both_above_fast(threshold_of(share)[:, None], _CORRELATIONS[None, :]) / share[:, None]
+    shared = np.average(_inverted(np.array(head.exact_overlap), curve), weights=sizes)
+    return float(np.sqrt((1.0 + spread) * (1.0 / np.clip(shared, 0.1, 1.0) ** 2 - 1.0)))
+
+
+def _level_correlation(head: HeadStatistics, base: FloatArray, spread: float) -> float:
+    """Correlation of neighbours' levels, from P(b + 1 in the set | b in it) as if scores were normal."""
+    found = []
+    for share, given in zip(base, head.adjacency, strict=True):
+        if 0.02 < share < 0.98 and given > share:
+            joint = both_above_fast(threshold_of(share), _CORRELATIONS) / share
+            found.append(float(np.interp(given, joint, _CORRELATIONS)))
+    if not found or spread <= 0:
+        return 0.0
+    return float(np.clip(np.mean(found) * (1.0 + spread) / spread, 0.0, 0.95))

@@ -1,0 +1,240 @@
+"""Measure a recorded request: how its ranked sets persist, who is in them, and where the softmax mass lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.codec import Ids
+from traces.errors import InputError
+from traces.group import TraceGroup
+from traces.reader import FileGroup
+from traces.schema import DrafterAttributes, draft_distance
+from traces.synth.normal import threshold_of
+from traces.synth.statistics import (
+    DraftKinds,
+    DraftState,
+    HeadStatistics,
+    LayerStatistics,
+    TraceStatistics,
+)
+
+LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SET_SIZES = (4, 8, 16, 20, 32, 64, 128, 256, 512, 1024, 2048)
+NUM_SINK_BLOCKS = 2
+RECENT_TOKENS = 512
+"""Blocks younger than this are described by their age. Chosen so that a short turn of a chat is inside."""
+POPULARITY_SHARES = (
+    *(0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18),
+    *(0.2, 0.225, 0.25, 0.275, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
+)
+_MIN_PAIRS = 16
+"""Lags that leave fewer pairs of steps are not measured."""
+
+Members = NDArray[np.bool_]
+"""Whether a block is among the K best: [S, L, H, n]."""
+
+
+def measure(group: TraceGroup, block_size_tokens: int) -> TraceStatistics:
+    """Statistics of one request at one block size, per layer and head.
+
+    Raises InputError for a request too short to measure (fewer than 17 steps, or a context of few blocks).
+    """
+    true = group.ranking("true", block_size_tokens)
+    num_steps, num_ranked = true.shape[0], true.shape[-1]
+    num_blocks = -(-group.kv_len.astype(np.int64) // block_size_tokens)
+    lags = tuple(lag for lag in LAGS if num_steps - lag >= _MIN_PAIRS)
+    num_recent = min(RECENT_TOKENS // block_size_tokens, int(num_blocks[0]) // 4)
+    most = min(num_ranked, int(num_blocks[0]) - NUM_SINK_BLOCKS - 1)
+    sizes = tuple(size for size in SET_SIZES if size <= most)
+    if not lags or not sizes or num_recent < 1:
+        raise InputError(
+            f"request {group.name!r}: {num_steps} steps and {num_blocks[0]} blocks of {block_size_tokens} tokens are "
+            f"too few to measure; at least {_MIN_PAIRS + 1} steps and 8 blocks are needed"
+        )
+    if most not in sizes and most > 1.25 * sizes[-1]:
+        sizes = (*sizes, most)
+    kinds, rows_of_kind = _draft_kinds(group, block_size_tokens)
+    drafts = {name: group.ranking(name, block_size_tokens) for name in group.rankings(block_size_tokens)}
+    drafts = {name: ids for name, ids in drafts.items() if draft_distance(name)}
+    exact = group.ranking("exact", block_size_tokens) if "exact" in group.rankings(block_size_tokens) else None
+    by_size = [_measure_size(true, drafts, rows_of_kind, exact, size, num_blocks, lags, num_recent) for size in sizes]
+    ranks = tuple(2**i for i in range(int(num_blocks[0]).bit_length()) if 2**i <= num_blocks[0] - 3)
+    mass = _measure_mass(group, block_size_tokens, true, exact, sizes, ranks, num_blocks)
+    noise = _rank_noise(true, num_blocks)
+    layers = []
+    for at, layer in enumerate(group.layers(block_size_tokens)):
+        heads = []
+        for h in range(group.num_kv_heads):
+            rows = {name: tuple(_shares(values[name][..., at, h]) for values in by_size) for name in _BY_SIZE}
+            states = [
+                {
+                    kind: DraftState(
+                        with_true=tuple(float(values["drafts"][j, kind][0][at, h]) for values in by_size),
+                        with_issue=tuple(float(values["drafts"][j, kind][1][at, h]) for values in by_size),
+                    )
+                    for kind in kind_shares.shares
+                }
+                for j, kind_shares in enumerate(kinds, start=1)
+            ]
+            heads.append(
+                HeadStatistics(
+                    **rows,
+                    adjacency=tuple(float(values["adjacency"][at, h]) for values in by_size),
+                    drafts=tuple(states),
+                    exact_overlap=tuple(float(v["exact_overlap"][at, h]) for v in by_size) if exact is not None else (),
+                    rank_noise=float(noise[at, h]),
+                    **{name: _listed(values[..., at, h]) for name, values in mass.items()},
+                )
+            )
+        layers.append(LayerStatistics(layer=layer, heads=tuple(heads)))
+    return TraceStatistics(
+        name=group.name,
+        kind="measured",
+        source=f"request {group.name!r} of {group.model.name}, content hash {group.content_hash}",
+        model=group.model,
+        block_size_tokens=block_size_tokens,
+        context_tokens=int(group.kv_len[0]),
+        num_steps=num_steps,
+        set_sizes=sizes,
+        lags=lags,
+        mass_ranks=ranks if "octaves_by_rank" in mass else (),
+        popularity_shares=POPULARITY_SHARES,
+        draft_kinds=tuple(kinds),
+        layers=tuple(layers),
+    )
+
+
+_BY_SIZE = ("persistence", "sink", "recency", "popularity")
+
+
+def members(ids: Ids, size: int, num_blocks: int) -> Members:
+    """Sets of the first `size` ids of a ranking [..., M], as [..., num_blocks]."""
+    out = np.zeros((*ids.shape[:-1], num_blocks + 1), dtype=np.bool_)
+    best = ids[..., :size]
+    np.put_along_axis(out, np.where(best < 0, num_blocks, best).astype(np.int64), True, axis=-1)
+    return out[..., :num_blocks]
+
+
+def overlap(a: Members, b: Members, size: int) -> NDArray[np.float64]:
+    """Mean over steps of |a ∩ b| / size: [L, H]."""
+    if not len(a):
+        return np.zeros(a.shape[1:3])
+    return np.count_nonzero(a & b, axis=-1).mean(axis=0) / size
+
+
+def _measure_size(
+    true: Ids,
+    drafts: Mapping[str, Ids],
+    rows_of_kind: Mapping[tuple[int, str], NDArray[np.intp]],
+    exact: Ids | None,
+    size: int,
+    num_blocks: NDArray[np.int64],
+    lags: tuple[int, ...],
+    num_recent: int,
+) -> dict[str, NDArray[np.float64]]:
+    """Statistics at one K; leading axes, then [L, H]."""
+    most = int(num_blocks.max())
+    best = members(true, size, most)
+    steps = np.arange(len(best))
+    ages = [best[steps, ..., num_blocks - 2 - age].mean(axis=0) for age in range(num_recent)]
+    middle = best[..., NUM_SINK_BLOCKS : int(num_blocks[0]) - 1 - num_recent]
+    popular = -np.sort(-middle.mean(axis=0), axis=-1)
+    picks = [min(int(share * popular.shape[-1]), popular.shape[-1] - 1) for share in POPULARITY_SHARES]
+    pairs = np.count_nonzero(middle[..., 1:] & middle[..., :-1], axis=-1).sum(axis=0)
+    base = np.count_nonzero(middle[..., :-1], axis=-1).sum(axis=0)
+    overlaps = {}
+    for (j, kind), rows in rows_of_kind.items():
+        draft = members(drafts[f"draft{j}"][rows], size, most)
+        overlaps[j, kind] = (overlap(draft, best[rows], size), overlap(draft, best[rows - j], size))
+    return {
+        "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),
+        "sink": np.moveaxis(best[..., :NUM_SINK_BLOCKS].mean(axis=0), -1, 0),
+        "recency": np.stack(ages),
+        "popularity": np.moveaxis(popular[..., picks], -1, 0),
+        "adjacency": np.divide(pairs, base, out=np.zeros(pairs.shape), where=base > 0),
+        "exact_overlap": np.zeros(0) if exact is None else overlap(members(exact, size, most), best, size),
+        "drafts": overlaps,  # type: ignore[dict-item]
+    }
+
+
+def _draft_kinds(
+    group: TraceGroup, block_size_tokens: int
+) -> tuple[list[DraftKinds], dict[tuple[int, str], NDArray[np.intp]]]:
+    """Kinds of draft rows by distance, and the positions of each (distance, kind)."""
+    kinds: list[DraftKinds] = []
+    rows: dict[tuple[int, str], NDArray[np.intp]] = {}
+    distances = sorted(draft_distance(name) for name in group.rankings(block_size_tokens) if draft_distance(name))
+    for j in distances[: next((i for i, j in enumerate(distances) if j != i + 1), None)]:
+        positions = np.arange(j, group.num_positions)
+        kind_of = np.full(group.num_positions, "all", dtype="<U8")
+        drafter: DrafterAttributes | None = group.attributes.drafter if isinstance(group, FileGroup) else None
+        if isinstance(group, FileGroup) and drafter is not None and drafter.distances >= j:
+            guessed, accepted = group.array(f"draft{j}/token"), group.array(f"draft{j}/accepted")
+            kind_of = np.where(accepted > 0, "right", np.where(guessed < 0, "fallback", "wrong"))
+        found = sorted(set(kind_of[positions].tolist()))
+        for kind in found:
+            rows[j, kind] = positions[kind_of[positions] == kind]
+        right = kind_of[positions] == "right"
+        again = float((right[1:] & right[:-1]).sum() / max(1, right[:-1].sum()))
+        shares = {kind: round(len(rows[j, kind]) / len(positions), 6) for kind in found}
+        kinds.append(DraftKinds(shares=shares, repeats=max(again, shares.get("right", 0.0))))
+    return kinds, rows
+
+
+def _measure_mass(
+    group: TraceGroup,
+    block_size_tokens: int,
+    true: Ids,
+    exact: Ids | None,
+    sizes: tuple[int, ...],
+    ranks: tuple[int, ...],
+    num_blocks: NDArray[np.int64],
+) -> dict[str, NDArray[np.float64]]:
+    """Where the softmax mass lies, [..., L, H]; empty where the trace has none."""
+    try:
+        dense = group.mass(block_size_tokens).dense()
+    except Exception as error:  # a group without any mass has statistics of its sets only
+        if type(error).__name__ != "TraceError":
+            raise
+        return {}
+    steps = np.arange(len(dense))
+    open_mass = dense[steps, ..., num_blocks - 1]
+    out = {"sink_mass": dense[..., 0].mean(axis=0), "open_mass": open_mass.mean(axis=0)}
+    for name, ids in (("true", true), ("exact", exact)):
+        if ids is None:
+            continue
+        values = np.where(ids >= 0, np.take_along_axis(dense, np.maximum(ids, 0).astype(np.int64), axis=-1), 0.0)
+        out[f"{name}_coverage"] = np.stack([values[..., :size].sum(axis=-1).mean(axis=0) for size in sizes])
+    dense[steps, ..., num_blocks - 1] = 0.0
+    dense[..., 0] = 0.0
+    order = -np.sort(-dense, axis=-1)
+    known = (order > 0).all(axis=0)
+    octaves = np.log2(np.maximum(order, 2.0**-40)) - np.log2(np.maximum(order[..., :1], 2.0**-40))
+    curve = octaves.mean(axis=0)
+    if exact is None or not known[..., : ranks[-1]].all():
+        curve = np.where(known, curve, np.minimum.accumulate(curve, axis=-1))
+    out["octaves_by_rank"] = np.stack([curve[..., rank - 1] for rank in ranks])
+    return {name: np.asarray(values, dtype=np.float64) for name, values in out.items()}
+
+
+def _rank_noise(true: Ids, num_blocks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[L, H]; only blocks ranked in both steps count, so it is a lower bound of the noise."""
+    num_ranked = true.shape[-1]
+    score = threshold_of((np.arange(num_ranked) + 0.5) / int(num_blocks[0]))
+    table = np.full((*true.shape[:-1], int(num_blocks.max()) + 1), np.nan)
+    at = np.where(true < 0, table.shape[-1] - 1, true).astype(np.int64)
+    np.put_along_axis(table, at, np.broadcast_to(score, true.shape), axis=-1)
+    change = np.diff(table[..., :-1], axis=0)
+    noise: NDArray[np.float64] = np.nan_to_num(np.nanstd(change, axis=(0, -1)))
+    return noise
+
+
+def _shares(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _listed(values: NDArray[np.float64]) -> float | tuple[float, ...]:
+    return float(values) if values.ndim == 0 else _shares(values)

@@ -1,0 +1,164 @@
+"""Runs the fitted process of one layer: scores, draft scores and softmax mass of every block, step by step.
+
+Holds the scores of one step and of the few before it that drafts look back to; all arrays are [H, n] of float32.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.synth.fit import HeadProcess
+from traces.synth.normal import FloatArray, threshold_of
+
+Scores = NDArray[np.float32]
+_KERNEL_BLOCKS = 64
+"""Length of the kernel that correlates the levels of neighbouring blocks."""
+_MASS_KNOTS = 128
+
+
+class LayerProcess:
+    """One layer's KV heads. `advance` once per step, then read `scores`, `draft_scores` and `mass`."""
+
+    def __init__(
+        self,
+        heads: Sequence[HeadProcess],
+        capacity_blocks: int,
+        mass_ranks: FloatArray,
+        num_distances: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.heads, self._rng, self._mass_ranks = tuple(heads), rng, mass_ranks
+        self._shape = (len(heads), capacity_blocks)
+        placed = [self._placed_levels(head, capacity_blocks) for head in heads]
+        self._middle, self._own = (np.stack(part).astype(np.float32) for part in zip(*placed, strict=True))
+        noise = np.array([head.mass_noise for head in heads], np.float32)
+        self._mass_shift = self._normal() * noise[:, None]
+        self._fast, self._slow = self._normal(), self._normal()
+        self._keep = [
+            np.array([[np.exp(-1.0 / getattr(head, name))] for head in heads], np.float32)
+            for name in ("fast_steps", "slow_steps")
+        ]
+        self._past: deque[tuple[Scores, Scores]] = deque(maxlen=num_distances + 1)
+        self._num_selectable = -1
+        self._curves: list[tuple[FloatArray, FloatArray]] = []
+        self.scores: Scores = np.empty(self._shape, np.float32)
+        """Of the current step; only the first `num_selectable` columns mean anything."""
+
+    def advance(self, num_selectable: int) -> None:
+        """Go to the next step, at which blocks 0 … num_selectable − 1 may be selected."""
+        if num_selectable != self._num_selectable:
+            self._set_levels(num_selectable)
+        for state, keep in zip((self._fast, self._slow), self._keep, strict=True):
+            state *= keep
+            state += np.sqrt(1.0 - keep**2) * self._normal()
+        steady = self._fast_scale * self._fast + self._slow_scale * self._slow
+        white = self._normal()
+        self._past.append((steady, white))
+        self.scores = self._levels + steady + self._white_scale * white
+
+    def draft_scores(self, distance: int, kind: str) -> Scores:
+        """Scores by a draft of this kind, made `distance` steps ago for the current step."""
+        (steady, white), (old_steady, old_white) = self._past[-1], self._past[-1 - distance]
+        known, kept, fresh, faith = (
+            np.array(column, np.float32)[:, None]
+            for column in zip(*(_draft_weights(head, distance, kind) for head in self.heads), strict=True)
+        )
+        noise = old_steady + known * (steady - old_steady)
+        mixed = known * white + kept * old_white
+        if fresh.any():
+            mixed += fresh * self._normal()
+        noise += self._white_scale * mixed
+        if (faith < 1).any():
+            noise = faith * noise + np.sqrt(1.0 - faith**2) * self._normal()
+        return self._levels + noise
+
+    def mass(self) -> FloatArray:
+        """Softmax mass of every block of the current step, the open one last, float64 [H, num_selectable + 1].
+
+        The blocks between the sink and the open block follow the measured curve of mass by rank, at ranks that come
+        from the score plus a shift that is fixed per block; the sink's and the open block's shares are constant.
+        """
+        count = self._num_selectable
+        shifted = (self.scores + self._mass_shift)[:, :count].astype(np.float64)
+        out = np.empty((len(self.heads), count + 1))
+        for index, head in enumerate(self.heads):
+            out[index, 1:count] = np.exp2(np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])))
+            out[index, 1:count] *= (1.0 - head.sink_mass - head.open_mass) / out[index, 1:count].sum()
+            out[index, 0], out[index, count] = head.sink_mass, head.open_mass
+        return out
+
+    def _mass_curve(self, index: int, shifted: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Octaves by score, ascending; made when blocks come, and kept until the next ones."""
+        if len(self._curves) == index:
+            ranks = np.unique(np.geomspace(1, len(shifted), _MASS_KNOTS).astype(int))
+            best = -np.sort(-shifted)[ranks - 1]
+            octaves = rank_octaves(ranks, self._mass_ranks, self.heads[index].octaves_by_rank)
+            self._curves.append((best[::-1] + 1e-9 * np.arange(len(ranks)), octaves[::-1]))
+        return self._curves[index]
+
+    def _set_levels(self, num_selectable: int) -> None:
+        """Levels and noise shares with the sinks at the front and the recent blocks by age."""
+        self._num_selectable = num_selectable
+        self._curves = []
+        levels = self._middle.copy()
+        for row, own, head in zip(levels, self._own, self.heads, strict=True):
+            trend = head.nodes.age_trend()[: max(0, num_selectable - len(head.sink_levels))]
+            recent = slice(num_selectable - len(trend), num_selectable)
+            row[recent] = trend[::-1] + head.age_spread * own[recent]
+            sinks = head.sink_levels[:num_selectable]
+            row[: len(sinks)] = sinks
+        parts = [head.noise_shares(row.astype(np.float64)) for row, head in zip(levels, self.heads, strict=True)]
+        fast, slow = (np.stack(part).astype(np.float32) for part in zip(*parts, strict=True))
+        self._levels = levels
+        self._fast_scale, self._slow_scale = np.sqrt(fast), np.sqrt(slow)
+        self._white_scale = np.sqrt(np.maximum(1.0 - fast - slow, 0.0))
+
+    def _placed_levels(self, head: HeadProcess, count: int) -> tuple[FloatArray, FloatArray]:
+        """The levels of the popularity curve, placed so that neighbours correlate as measured, and each block's
+        popularity as a normal score: a block that is popular while recent stays so."""
+        step = head.level_correlation
+        kernel = step ** np.arange(_KERNEL_BLOCKS)
+        order = np.convolve(self._rng.standard_normal(count + _KERNEL_BLOCKS - 1), kernel, mode="valid")[:count]
+        levels = np.empty(count)
+        placed = np.argsort(-order)
+        levels[placed] = head.middle_levels(count)
+        own = np.empty(count)
+        own[placed] = threshold_of((np.arange(count) + 0.5) / count)
+        return levels, own
+
+    def _normal(self) -> Scores:
+        return self._rng.standard_normal(self._shape, dtype=np.float32)
+
+
+def rank_octaves(ranks: NDArray[np.int_], known_ranks: FloatArray, octaves: FloatArray) -> FloatArray:
+    """log2 of mass by rank, linear in log2 of the rank; beyond the last known rank it falls on as just before."""
+    at, known = np.log2(ranks), np.log2(known_ranks)
+    out = np.interp(at, known, octaves)
+    if len(known) > 1:
+        slope = min(0.0, float((octaves[-1] - octaves[-2]) / (known[-1] - known[-2])))
+        out += np.maximum(at - known[-1], 0.0) * slope
+    return out
+
+
+def _draft_weights(head: HeadProcess, distance: int, kind: str) -> tuple[float, float, float, float]:
+    """(known, kept, fresh, faith): a draft's noise is faith · [old steady part + known · its change since + white part
+    · (known · now + kept · then + fresh)] + the rest fresh.
+
+    Solved for the correlations that were measured; a draft worse than the step that it was made at has faith < 1.
+    """
+    noise = head.drafts[distance - 1][kind]
+    fast, slow = float(np.mean(head.fast)), float(np.mean(head.slow))
+    steady, white = fast + slow, max(1.0 - fast - slow, 1e-3)
+    lagged = fast * np.exp(-distance / head.fast_steps) + slow * np.exp(-distance / head.slow_steps)
+    known = min(max(noise.known, 0.0), 1.0)
+    if known > 0.995:
+        return 1.0, 0.0, 0.0, 1.0
+    faith = 1.0 if noise.known >= 0 else float(np.clip(1.0 + noise.known * (1.0 - lagged) / max(lagged, 0.05), 0, 1))
+    with_issue = lagged + noise.kept * (1.0 - lagged)
+    kept = float(np.clip((with_issue - steady + known * (steady - lagged)) / white, -0.3, 1.0))
+    kept = min(kept, float(np.sqrt(1.0 - known**2)))
+    return known, kept, float(np.sqrt(max(0.0, 1.0 - known**2 - kept**2))), faith

@@ -1,0 +1,249 @@
+"""Write a trace of another geometry and context from statistics (the loop is `synthesise`)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.codec import rank_scores
+from traces.errors import InputError
+from traces.mass import quantise_mass
+from traces.schema import (
+    BlockSizeAttributes,
+    DrafterAttributes,
+    GroupAttributes,
+    ModelGeometry,
+    Provenance,
+    TraceAttributes,
+)
+from traces.synth.fit import HeadProcess, fit_head
+from traces.synth.normal import both_above_fast, threshold_of
+from traces.synth.process import LayerProcess
+from traces.synth.statistics import TraceStatistics
+from traces.writer import StepRecord, TraceWriter
+
+MAX_CONTEXT_TOKENS = 1 << 20
+LEVELS_PER_OCTAVE, OCTAVES_PER_UNIT = 16, 2.5
+"""A unit of the process (one standard deviation of a block's noise) is stored as 2.5 octaves of score: an assumption
+that moves no rank, and keeps the best M blocks within the 16 octaves that levels span."""
+DENSE_MASS_BYTES = 64 << 20
+"""Up to this size the mass of every block is stored, beyond it that of ranked blocks and the sum of the rest."""
+_KINDS_IN_ORDER = ("right", "all", "wrong", "fallback")
+
+
+def synthesise(
+    statistics: TraceStatistics,
+    geometry: ModelGeometry,
+    context_tokens: int,
+    num_steps: int,
+    seed: int,
+    out: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    max_budget_tokens: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the trace folder `out` and return it. Same arguments, same content hash.
+
+    layers: model layers to generate, default all; each takes the statistics of the layer at its relative depth and
+    its KV heads those of the source's heads cyclically. max_budget_tokens: M · P, default the larger of context / 8
+    and the largest set measured. Memory is that of one step of every layer plus 64 steps of ranked blocks.
+
+    How statistics extend to another context: levels are kept, so that sinks stay as strong and recent blocks as strong
+    at the same age in tokens; the popularity curve is kept as a share of the blocks and its tails go on along their
+    slope in the normal score; time constants are in steps; mass by rank is kept and falls on along its last slope,
+    with constant shares of the sink and of the open block. All of these are assumptions.
+
+    Raises InputError: a context that is too short, too long or would rank fewer blocks than the budget, or
+    statistics without mass.
+    """
+    size = statistics.block_size_tokens
+    budget = max_budget_tokens or max(context_tokens // 8, statistics.set_sizes[-1] * size)
+    num_ranked = min(budget // size, -(-context_tokens // size) - 1)
+    _check(statistics, geometry, context_tokens, num_steps, num_ranked, layers)
+    chosen = tuple(layers) if layers is not None else tuple(range(geometry.num_layers))
+    capacity = -(-(context_tokens + num_steps - 1) // size)
+    dense = num_steps * len(chosen) * geometry.num_kv_heads * capacity <= DENSE_MASS_BYTES
+    distances = len(statistics.draft_kinds)
+    kinds = draft_kinds(statistics, num_steps, np.random.default_rng([seed, 1 << 20]))
+    attributes = _attributes(statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds)
+    processes = _processes(statistics, geometry, chosen, capacity, seed)
+    with TraceWriter(out, attributes[0]) as writer:
+        group = writer.group(attributes[2], attributes[1])
+        for step in range(num_steps):
+            kv_len = context_tokens + step
+            records = []
+            for process in processes:
+                process.advance((kv_len - 1) // size)
+                records.append(_layer_record(process, step, kinds, num_ranked, (kv_len - 1) // size, context_tokens, size))
+            group.append(_step_record(records, step, kv_len, size, distances, kinds))
+            if progress is not None:
+                progress(step + 1, num_steps)
+    return out
+
+
+def draft_kinds(statistics: TraceStatistics, num_steps: int, rng: np.random.Generator) -> list[NDArray[np.str_]]:
+    """Kind of each position's draft row, by distance − 1; [S]. A normal variable that wanders from step to step
+    decides for all distances, so that rows right at a large distance tend to be right at a small one."""
+    if not statistics.draft_kinds:
+        return []
+    first = statistics.draft_kinds[0]
+    keep = 0.0
+    right = first.shares.get("right", 0.0)
+    if 0 < right < 1:
+        grid = np.linspace(0.0, 0.99, 100)
+        joint = both_above_fast(np.full(100, float(threshold_of(right))), grid) / right
+        keep = float(np.interp(first.repeats, joint, grid))
+    mood = np.empty(num_steps)
+    state = rng.standard_normal()
+    for step in range(num_steps):
+        state = keep * state + np.sqrt(1.0 - keep**2) * rng.standard_normal()
+        mood[step] = state
+    position = (np.argsort(np.argsort(mood)) + 0.5) / num_steps
+    out = []
+    for kind_shares in statistics.draft_kinds:
+        names = [name for name in _KINDS_IN_ORDER if name in kind_shares.shares]
+        edges = np.cumsum([kind_shares.shares[name] for name in names])
+        picked = np.searchsorted(edges[:-1], position, side="right")
+        out.append(np.array(names)[picked])
+    return out
+
+
+def _processes(
+    statistics: TraceStatistics, geometry: ModelGeometry, layers: Sequence[int], capacity: int, seed: int
+) -> list[LayerProcess]:
+    depth = np.array([(row.layer + 0.5) / statistics.model.num_layers for row in statistics.layers])
+    fitted: dict[tuple[int, int], HeadProcess] = {}
+    processes = []
+    for layer in layers:
+        source = int(np.argmin(np.abs(depth - (layer + 0.5) / geometry.num_layers)))
+        heads = []
+        for head in range(geometry.num_kv_heads):
+            at = (source, head % len(statistics.layers[source].heads))
+            if at not in fitted:
+                fitted[at] = fit_head(statistics, statistics.layers[at[0]].heads[at[1]])
+            heads.append(fitted[at])
+        rng = np.random.default_rng([seed, layer])
+        ranks = np.array(statistics.mass_ranks, dtype=np.float64)
+        processes.append(LayerProcess(heads, capacity, ranks, len(statistics.draft_kinds), rng))
+    return processes
+
+
+def _layer_record(
+    process: LayerProcess,
+    step: int,
+    kinds: list[NDArray[np.str_]],
+    num_ranked: int,
+    num_selectable: int,
+    context_tokens: int,
+    size: int,
+) -> tuple[dict[str, tuple[NDArray[np.int32], NDArray[np.uint8]]], NDArray[np.uint8], NDArray[np.float32]]:
+    """Rankings [H, M], mass levels [H, n] and rest [H] of one layer at one step."""
+    scores = process.scores[:, :num_selectable] * np.float32(OCTAVES_PER_UNIT)
+    ranked = {"true": rank_scores(scores, num_ranked, LEVELS_PER_OCTAVE)}
+    for distance, of_step in enumerate(kinds, start=1):
+        if step >= distance:
+            existed = (context_tokens + step - distance - 1) // size
+            drafted = process.draft_scores(distance, str(of_step[step]))[:, :existed] * np.float32(OCTAVES_PER_UNIT)
+            ranked[f"draft{distance}"] = rank_scores(drafted, num_ranked, LEVELS_PER_OCTAVE)
+    mass = process.mass()
+    ids = ranked["true"][0]
+    inside = np.where(ids >= 0, np.take_along_axis(mass, np.maximum(ids, 0).astype(np.int64), axis=-1), 0.0)
+    return ranked, quantise_mass(mass), np.clip(1.0 - inside.sum(axis=-1), 0.0, 1.0).astype(np.float32)
+
+
+def _step_record(
+    records: Sequence[tuple[dict[str, tuple[NDArray[np.int32], NDArray[np.uint8]]], NDArray[np.uint8], NDArray[np.float32]]],
+    step: int,
+    kv_len: int,
+    size: int,
+    distances: int,
+    kinds: list[NDArray[np.str_]],
+) -> StepRecord:
+    names = records[0][0]
+    rankings = {
+        (size, name): (np.stack([r[0][name][0] for r in records]), np.stack([r[0][name][1] for r in records]))
+        for name in names
+    }
+    guesses = []
+    for j in range(1, distances + 1):
+        kind = str(kinds[j - 1][step]) if step >= j else "fallback"
+        guesses.append({"right": 0, "wrong": 1, "all": 1}.get(kind))
+    mass = {size: np.stack([r[1] for r in records])}
+    return StepRecord(kv_len, 0, rankings, mass, {size: np.stack([r[2] for r in records])}, tuple(guesses))
+
+
+def _check(
+    statistics: TraceStatistics,
+    geometry: ModelGeometry,
+    context_tokens: int,
+    num_steps: int,
+    num_ranked: int,
+    layers: Sequence[int] | None,
+) -> None:
+    size = statistics.block_size_tokens
+    if not 8 * size <= context_tokens <= MAX_CONTEXT_TOKENS:
+        raise InputError(f"context of {context_tokens} tokens: must be {8 * size} … {MAX_CONTEXT_TOKENS}")
+    if num_steps < 2:
+        raise InputError(f"{num_steps} steps: at least 2 are needed")
+    if num_ranked < 1:
+        raise InputError(f"a budget below one block of {size} tokens ranks nothing")
+    for layer in layers or ():
+        if not 0 <= layer < geometry.num_layers:
+            raise InputError(f"layer {layer} is not one of the {geometry.num_layers} layers of {geometry.name}")
+    if layers is not None and list(layers) != sorted(set(layers)):
+        raise InputError(f"layers {', '.join(map(str, layers))} must ascend without repeats")
+    if not statistics.mass_ranks:
+        raise InputError(f"statistics {statistics.name!r} have no softmax mass (mass_ranks), so recall is unknown")
+
+
+def _attributes(
+    statistics: TraceStatistics,
+    geometry: ModelGeometry,
+    layers: tuple[int, ...],
+    context_tokens: int,
+    num_steps: int,
+    seed: int,
+    num_ranked: int,
+    dense: bool,
+    kinds: list[NDArray[np.str_]],
+) -> tuple[TraceAttributes, GroupAttributes, str]:
+    """Attributes of the trace and of its request, and the request's name."""
+    software = {name: importlib.metadata.version(name) for name in ("oasis-sim", "numpy", "zarr")}
+    notes = [f"synthesised, not recorded: from {statistics.source} ({statistics.kind} at {statistics.context_tokens} tokens)"]
+    notes += [f"assumption: {text}" for text in statistics.assumptions]
+    trace = TraceAttributes(
+        name=f"synthesised-{statistics.name}",
+        model=geometry,
+        provenance=Provenance(attention="synthesised", software=software, notes="; ".join(notes)),
+    )
+    names = ("true", *(() if dense else ("exact",)), *(f"draft{j}" for j in range(1, len(kinds) + 1)))
+    drafter = None
+    if kinds:
+        rows = [kind[j:] for j, kind in enumerate(kinds, start=1)]
+        drafter = DrafterAttributes(
+            name="synthesised",
+            distances=len(kinds),
+            settings={"source": statistics.source},
+            acceptance=tuple(round(float((row == "right").mean()), 6) if len(row) else 0.0 for row in rows),
+            fallback_share=tuple(round(float((row == "fallback").mean()), 6) if len(row) else 0.0 for row in rows),
+        )
+    group = GroupAttributes(
+        context_tokens=context_tokens,
+        steps_planned=num_steps,
+        score_levels_per_octave=LEVELS_PER_OCTAVE,
+        blocks={
+            statistics.block_size_tokens: BlockSizeAttributes(
+                layers=layers, max_ranked_blocks=num_ranked, rankings=names, block_mass=dense
+            )
+        },
+        drafter=drafter,
+        prompt=f"none: synthesised from {statistics.source}",
+        sampling={"synthesis_seed": seed},
+    )
+    return trace, group, "synthesised"
+
