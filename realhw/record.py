@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from transformers import DynamicCache
 
-from realhw.drafters import Drafter, NgramDrafter
+from realhw.drafters import Drafter, DrafterName, make_drafter
 from realhw.hook import AttentionTap, RecordError, StepAttention
 from realhw.models import Dtype, LoadedModel, cache_keyword, full_attention_layers, load_model
 from realhw.prompts import Prompt, encode_prompt, fit_context
@@ -60,6 +61,9 @@ class RecordOptions(Spec):
     """M·P: the largest KV budget that the trace can replay."""
     score_levels_per_octave: PositiveInt = 16
     draft_distances: NonNegativeInt = Field(default=4, le=8)
+    drafter: DrafterName = "ngram"
+    draft_model: str | None = None
+    """Of drafter `model`: as `model`, same tokenizer; of `eagle3`: a packaged head, its file or its folder."""
     max_ngram_tokens: PositiveInt = 3
     min_ngram_tokens: PositiveInt = 1
     temperature: NonNegativeFloat = 0.0
@@ -101,15 +105,17 @@ def record(
     with torch.inference_mode(), TraceWriter(out, attributes) as writer:
         for prompt in options.prompts:
             tokens = prompts[prompt.name]
-            group = writer.group(prompt.name, _group_attributes(options, prompt, tokens, block_layers))
-            with tap.installed(loaded.model):
-                _decode(loaded, tap, tokens, options, group, report)
+            drafter = _make_drafter(options, loaded)
+            group = writer.group(prompt.name, _group_attributes(options, prompt, tokens, block_layers, drafter))
+            with tap.installed(loaded.model), closing(drafter):
+                _decode(loaded, tap, drafter, tokens, options, group, report)
     return out
 
 
 def _decode(
     loaded: LoadedModel,
     tap: AttentionTap,
+    drafter: Drafter,
     tokens: list[int],
     options: RecordOptions,
     group: GroupWriter,
@@ -117,7 +123,6 @@ def _decode(
 ) -> None:
     model, device = loaded.model, loaded.model.device
     generator = torch.Generator().manual_seed(options.seed)
-    drafter = NgramDrafter(options.max_ngram_tokens, options.min_ngram_tokens)
     queue = _DraftQueue(options.draft_distances)
     history = list(tokens)
     cache = DynamicCache()
@@ -217,6 +222,17 @@ def _step_record(
     return StepRecord(kv_len, token, rankings, mass, rest, tokens)
 
 
+def _make_drafter(options: RecordOptions, loaded: LoadedModel) -> Drafter:
+    return make_drafter(
+        options.drafter,
+        loaded,
+        options.draft_model,
+        options.max_ngram_tokens,
+        options.min_ngram_tokens,
+        options.seed,
+    )
+
+
 def _guess(drafter: Drafter, history: list[int], options: RecordOptions) -> list[int]:
     return drafter.guess(history, options.draft_distances) if options.draft_distances else []
 
@@ -263,7 +279,11 @@ def _block_layers(options: RecordOptions, full_layers: tuple[int, ...], model: s
 
 
 def _group_attributes(
-    options: RecordOptions, prompt: Prompt, tokens: list[int], block_layers: Mapping[int, tuple[int, ...]]
+    options: RecordOptions,
+    prompt: Prompt,
+    tokens: list[int],
+    block_layers: Mapping[int, tuple[int, ...]],
+    drafter: Drafter,
 ) -> GroupAttributes:
     names = ("true", *(f"draft{j}" for j in range(1, options.draft_distances + 1)))
     blocks: dict[int, BlockSizeAttributes] = {}
@@ -275,16 +295,15 @@ def _group_attributes(
             rankings=names,
             block_mass=size in options.block_sizes_tokens or not finer,
         )
-    drafter = None
+    guesser = None
     if options.draft_distances:
-        ngram = NgramDrafter(options.max_ngram_tokens, options.min_ngram_tokens)
-        drafter = DrafterAttributes(name=ngram.name, distances=options.draft_distances, settings=ngram.settings)
+        guesser = DrafterAttributes(name=drafter.name, distances=options.draft_distances, settings=drafter.settings)
     return GroupAttributes(
         context_tokens=len(tokens),
         steps_planned=options.steps,
         score_levels_per_octave=options.score_levels_per_octave,
         blocks=blocks,
-        drafter=drafter,
+        drafter=guesser,
         prompt=prompt.description,
         prompt_sha256=hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest(),
         sampling={"temperature": options.temperature, "seed": options.seed},

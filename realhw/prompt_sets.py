@@ -1,0 +1,91 @@
+"""Question sets, their held-out split, and long-context prompts made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traces.errors import InputError
+
+FIELDS = (
+    ("prompt", "canonical_solution", "code"),
+    ("question", "answer", "reasoning"),
+    ("problem", "solution", "reasoning"),
+    ("prompt", "answer", "reasoning"),
+)
+"""(question's key, answer's key, task) of the JSONL files that are understood: HumanEval, GSM8K, MATH."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question with its reference answer. `source`: the file's stem."""
+
+    source: str
+    task: str
+    question: str
+    answer: str
+
+    def held_out(self, share: float) -> bool:
+        """Whether the example is kept out of training: a fixed function of its question."""
+        digest = hashlib.sha256(self.question.encode()).digest()
+        return int.from_bytes(digest[:4], "big") < share * 2**32
+
+
+def load_examples(paths: Sequence[str | Path]) -> tuple[Example, ...]:
+    """Examples of JSONL files with the keys of `FIELDS`. Raises InputError naming the line."""
+    examples: list[Example] = []
+    for path in map(Path, paths):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: examples cannot be read: {error}") from error
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}, line {number}: not JSON: {error}") from error
+            for question, answer, task in FIELDS:
+                if isinstance(row, dict) and question in row and answer in row:
+                    examples.append(Example(path.stem, task, str(row[question]), str(row[answer])))
+                    break
+            else:
+                expected = ", ".join(f"{question} with {answer}" for question, answer, _ in FIELDS)
+                raise InputError(f"{path}, line {number}: has none of {expected}")
+    if not examples:
+        raise InputError("no examples in " + ", ".join(map(str, paths)))
+    return tuple(examples)
+
+
+def few_shot(examples: Sequence[Example], question: str, count: int, seed: int) -> list[dict[str, str]]:
+    """Chat of `count` solved examples, drawn with `seed`, and a new question."""
+    order = np.random.default_rng(seed).permutation(len(examples))[:count]
+    turns: list[dict[str, str]] = []
+    for index in order:
+        turns.append({"role": "user", "content": examples[index].question})
+        turns.append({"role": "assistant", "content": examples[index].answer})
+    return [*turns, {"role": "user", "content": question}]
+
+
+def needle_prompt(examples: Sequence[Example], num_documents: int, depth: float, seed: int) -> tuple[str, str]:
+    """Numbered documents with one fact to find at relative `depth`; (prompt, answer).
+
+    Documents are the examples' questions and answers in an order drawn with `seed`; the fact is a drawn number.
+    """
+    generator = np.random.default_rng(seed)
+    code = str(int(generator.integers(10000, 100000)))
+    order = generator.permutation(len(examples))[:num_documents]
+    place = min(int(depth * num_documents), num_documents - 1)
+    parts = []
+    for number, index in enumerate(order):
+        if number == place:
+            parts.append(f"Note: the access code of the archive is {code}.")
+        parts.append(f"Document {number + 1}: {examples[index].question}\n{examples[index].answer}")
+    parts.append("Question: what is the access code of the archive? Answer with the code, then say what it opens.")
+    return "\n\n".join(parts), code
