@@ -78,6 +78,7 @@ class _Builder:
             ("gpu", self._gpu()), ("kernels", self._kernels()), ("link", self._link()), ("host", self._host()),
         ):  # fmt: skip
             data[section].update({key: figure.model_dump(exclude_none=True) for key, figure in figures.items()})
+        data["kernels"].pop("table", None)  # of other kernels than the ones timed here
         data["kernels"]["gemms"] = [
             {"m": r.params["m"], "n": r.params["n"], "k": r.params["k"], "seconds": _round(r.median)}
             for r in self._raw.select("gemm")
