@@ -134,6 +134,9 @@ def _three_digits(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+_NATURAL_LIMITS = {("policy.fetch_cap", 1.0), ("policy.lookahead_k", 1), ("workload.batch_size", 1)}
+
+
 def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentSpec) -> None:
     swept = [name for name in swept_parameters(rows) if name not in NEVER_COLUMNS]
     out.print(f"[bold]Best: {best['system']}[/bold], {settings(best, swept)}".rstrip(", "))
@@ -142,7 +145,7 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
     )
     for line in (binding(best), exposure(best), f"{recall_verdict(best)} (threshold: {origin})"):
         out.print(Padding(line, (0, 0, 0, 2), expand=False))
-    edges = grid_edges(rows, best)
+    edges = {name: side for name, side in grid_edges(rows, best).items() if (name, best[name]) not in _NATURAL_LIMITS}
     if edges:
         at = ", ".join(f"{label(name)} {value(best, name)} ({side})" for name, side in edges.items())
         out.print(Padding(f"at the edge of the grid: {at}; beyond it may lie better", (0, 0, 0, 2), expand=False))

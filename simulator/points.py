@@ -66,7 +66,8 @@ def run_point(experiment: ExperimentSpec, use_cache: bool = True) -> Row:
     parts = _key_parts(point)
     cached = load_json(parts) if use_cache else None
     if cached is not None:
-        return {name: cached.get(name) for name in (*COLUMNS, *cached)}
+        # Which parameters show is asked of the experiment, not of whoever computed the point first.
+        return {name: cached.get(name) for name in COLUMNS} | parameters(point)
     row = _simulate(point)
     row["point_key"] = cache_key(parts)
     if use_cache:

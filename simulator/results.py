@@ -41,11 +41,11 @@ class RunFolder:
         """Finished points of this folder by `point_key`."""
         self._lock: int | None = None
         self._points: IO[bytes] | None = None
-        self._created = False
+        self._created: list[Path] = []
 
     def __enter__(self) -> Self:
         try:
-            self._created = not self.path.exists()
+            self._created = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path / LOCK)
             try:
@@ -85,13 +85,15 @@ class RunFolder:
         write_atomically(self.path / MANIFEST, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
     def discard(self) -> None:
-        """Take back a folder that this run created: a refused input leaves nothing behind."""
+        """Take back the folders that this run created: a refused input leaves nothing behind."""
         if not self._created or self._lock is None:
             return
         for name in (POINTS, TABLE, CONFIG, MANIFEST):
             (self.path / name).unlink(missing_ok=True)
         self._release()
-        self.path.rmdir()
+        for folder in self._created:
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def _refuse_foreign_content(self) -> None:
         manifest = self.path / MANIFEST

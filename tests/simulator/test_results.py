@@ -132,9 +132,9 @@ def test_an_output_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None
 
 
 def test_discard_leaves_nothing_of_a_new_folder_but_keeps_an_old_one(tmp_path: Path) -> None:
-    with _folder(tmp_path / "new") as folder:
+    with _folder(tmp_path / "runs" / "new") as folder:
         folder.discard()
-    assert not (tmp_path / "new").exists()
+    assert list(tmp_path.iterdir()) == []
     with _folder(tmp_path / "old") as folder:
         folder.append([_row("p1")])
     with _folder(tmp_path / "old") as folder:
