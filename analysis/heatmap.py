@@ -61,8 +61,8 @@ def grid_candidates(case: Case) -> list[str]:
     return names
 
 
-def make_grid(case: Case) -> Grid:
-    """Cells of the best system that has them, one that can be built before a bound. Raises `NotDrawn`."""
+def grid_systems(case: Case) -> list[str]:
+    """The candidates best first: those that can be built before bounds, admissible before not. Raises `NotDrawn`."""
     candidates = grid_candidates(case)
     if not candidates:
         still = [style.short(c) for c in (CAP, BLOCK) if case.rows[c].dropna().nunique() < 2]
@@ -73,20 +73,30 @@ def make_grid(case: Case) -> Grid:
     if ranked.empty:
         raise NotDrawn(f"no point of {', '.join(candidates)} ran")
     ranked = ranked.assign(bound=ranked["system"].map(is_bound_only))
-    chosen = ranked.sort_values(["bound", "admissible"], ascending=[True, False], kind="stable").iloc[0]
+    ranked = ranked.sort_values(["bound", "admissible"], ascending=[True, False], kind="stable")
+    return [str(system) for system in ranked["system"]]
+
+
+def make_grid(case: Case, system: str | None = None) -> Grid:
+    """Cells of a system, by default the best that has them. Raises `NotDrawn`."""
+    name = grid_systems(case)[0] if system is None else system
+    ranked = best_by_system(case)
+    chosen = ranked[ranked["system"] == name].iloc[0]
     point = case.rows.loc[chosen["row"]]
     rows = matching(case.rows, point, {CAP, BLOCK, LOOKAHEAD})
     rows = rows.assign(admissible=is_admissible(rows))
     lookaheads = sorted_values(rows[LOOKAHEAD]) or [None]
-    system, admissible = str(chosen["system"]), bool(chosen["admissible"])
     caps, blocks = sorted_values(rows[CAP]), sorted_values(rows[BLOCK])
-    return Grid(system, point, admissible, rows, caps, blocks, lookaheads)
+    return Grid(name, point, bool(chosen["admissible"]), rows, caps, blocks, lookaheads)
 
 
 @style.styled
-def draw_heatmap(case: Case) -> Figure:
-    """Annotated cells: objective and recall; hatched below the threshold; the best cell framed."""
-    grid = make_grid(case)
+def draw_heatmap(case: Case, system: str | None = None) -> Figure:
+    """Annotated cells of a system: objective and recall; hatched below the threshold; its best cell framed.
+
+    Without `system` it is the best one. Raises `NotDrawn` where no system has both axes varied.
+    """
+    grid = make_grid(case, system)
     values = grid.rows.loc[grid.rows["status"] == "ok", case.objective].dropna()
     norm = Normalize(values.min(), values.max() if values.max() > values.min() else values.min() * 1.01 + 1e-12)
     columns = min(PANELS_PER_ROW, len(grid.lookaheads))
@@ -206,7 +216,4 @@ def _notes(grid: Grid, case: Case) -> list[str]:
     lead = best_buildable(case)
     if lead is not None and lead["system"] != grid.system:
         notes.append(f"Over all systems the best is {lead['system']}, {style.number(lead[case.objective])} tok/s.")
-    others = [s for s in grid_candidates(case) if s != grid.system]
-    if others:
-        notes.append(f"Also swept over these axes, not drawn: {', '.join(others)}.")
     return notes

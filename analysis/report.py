@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from analysis import page, style
 from analysis.breakdown import draw_breakdown
-from analysis.heatmap import draw_heatmap
+from analysis.heatmap import draw_heatmap, grid_systems
 from analysis.load import Run, load_run
 from analysis.pareto import draw_pareto
 from analysis.response import draw_response
@@ -27,6 +29,8 @@ PLOTS: dict[str, Callable[[Case], Figure]] = {
     "pareto": draw_pareto,
 }
 FORMATS = ("png", "svg", "pdf")
+MAX_HEATMAPS = 3
+"""Systems that get a heat map of their own, best first."""
 MAX_CASES = 12
 """Models x GPUs x contexts that are drawn; a page with more is not read."""
 
@@ -67,16 +71,13 @@ def _drawn_cases(run: Run) -> list[Case]:
 def _draw_case(run: Run, index: int, case: Case, formats: Sequence[str]) -> page.Section:
     pictures, skipped = [], []
     label = _case_label(run, case)
-    for name, draw in PLOTS.items():
-        drawn = case
-        if name == "response":
-            drawn = _over_contexts(run, case)
-            if index > 0 and any(
-                _over_contexts(run, c).rows.index.equals(drawn.rows.index) for c in _drawn_cases(run)[:index]
-            ):
-                continue
+    wide = _over_contexts(run, case)
+    already = [_over_contexts(run, earlier).rows.index for earlier in _drawn_cases(run)[:index]]
+    for name, draw in _drawings(case):
+        if name == "response" and any(rows.equals(wide.rows.index) for rows in already):
+            continue
         try:
-            figure = draw(drawn)
+            figure = draw(wide if name == "response" else case)
         except NotDrawn as reason:
             skipped.append((name, str(reason)))
             continue
@@ -85,6 +86,18 @@ def _draw_case(run: Run, index: int, case: Case, formats: Sequence[str]) -> page
         renderings = {suffix: _rendered(figure, suffix) for suffix in dict.fromkeys(("png", *formats))}
         pictures.append(page.Picture(stem, renderings))
     return page.Section(label, case, pictures, skipped)
+
+
+def _drawings(case: Case) -> list[tuple[str, Callable[[Case], Figure]]]:
+    """Name and function of each plot; after the best system's heat map those of the next ones."""
+    drawings: list[tuple[str, Callable[[Case], Figure]]] = []
+    for name, draw in PLOTS.items():
+        drawings.append((name, draw))
+        if name == "heatmap":
+            with suppress(NotDrawn):
+                further = grid_systems(case)[1:MAX_HEATMAPS]
+                drawings += [(f"{name}-{_slug(system)}", partial(draw_heatmap, system=system)) for system in further]
+    return drawings
 
 
 def _over_contexts(run: Run, case: Case) -> Case:

@@ -26,8 +26,10 @@ from analysis.selection import (
 
 METRIC_ROWS = ("recall", "exposed_transfer_s")
 """Drawn under the objective."""
+MAX_SINGLE_BAND = 5
+"""Up to this many swept parameters stand side by side; more are split into rows of at most `COLUMNS_PER_BAND`."""
 COLUMNS_PER_BAND = 4
-TICK_LABELS_PER_ROW = 24
+TICK_LABELS_PER_ROW = 30
 LOG_RATIO = 20.0
 WIDE_SPAN = 5.0
 """A panel whose range is this many times the next widest gets a y-axis of its own."""
@@ -70,18 +72,16 @@ def draw_response(case: Case) -> Figure:
         )
     points = best_by_system(case)
     metrics = [case.objective, *(m for m in METRIC_ROWS if m != case.objective and case.ok[m].notna().any())]
-    bands = -(-len(parameters) // COLUMNS_PER_BAND)
-    columns = min(COLUMNS_PER_BAND, len(parameters))
+    bands = 1 if len(parameters) <= MAX_SINGLE_BAND else -(-len(parameters) // COLUMNS_PER_BAND)
+    columns = -(-len(parameters) // bands)
     legend_rows = -(-len(points) // 6)
     figure = Figure(
         figsize=(style.WIDTH_IN, 1.2 + 0.2 * legend_rows + bands * (0.35 + 1.35 * len(metrics))), dpi=style.DPI
     )
     panels = figure.subplots(bands * len(metrics), columns, squeeze=False)
     looks = style.system_looks(case.systems)
-    for index in range(bands * COLUMNS_PER_BAND):
-        band, column = divmod(index, COLUMNS_PER_BAND)
-        if column >= columns:
-            continue
+    for index in range(bands * columns):
+        band, column = divmod(index, columns)
         for row, metric in enumerate(metrics):
             axes = panels[band * len(metrics) + row][column]
             if index >= len(parameters):
@@ -96,8 +96,7 @@ def draw_response(case: Case) -> Figure:
     handles = [_handle(str(s), looks[str(s)]) for s in points["system"]]
     notes = [
         "Each line varies one parameter and holds the others at its system's best point (large marker); values are "
-        "spaced evenly. Hollow "
-        "markers are below the recall threshold. Dotted: the system does not heed the parameter.",
+        "spaced evenly. Hollow markers are below the recall threshold. Dotted: the system does not heed the parameter.",
     ]
     if (case.rows["status"] != "ok").any():
         notes.append("× at the foot of a panel: the point does not fit, or failed.")
@@ -121,6 +120,7 @@ def _draw_panel(
     looks = style.system_looks(case.systems)
     ticks = sorted_values(case.rows[parameter])
     scale = style.display_scale(metric)
+    crossed = 0
     for _, best in points.iloc[::-1].iterrows():
         look = looks[str(best["system"])]
         point = case.rows.loc[best["row"]]
@@ -130,7 +130,8 @@ def _draw_panel(
                 axes.axhline(point[metric] * scale, color=look.color, ls=":", lw=1.3, zorder=2)
             continue
         if metric == case.objective:
-            _mark_missing(axes, rows[rows["status"] != "ok"][parameter], ticks, look, len(axes.texts))
+            _mark_missing(axes, rows[rows["status"] != "ok"][parameter], ticks, look, crossed)
+            crossed += bool((rows["status"] != "ok").any())
         rows = rows[(rows["status"] == "ok") & rows[metric].notna()]
         rows = rows.assign(place=[ticks.index(v) for v in rows[parameter]]).sort_values("place")
         style_line = "-" if look.filled else "--"
@@ -174,7 +175,7 @@ def _mark_missing(axes: Axes, values: pd.Series[Any], ticks: list[Any], look: st
     """A cross at the foot of the panel, in the system's colour, where its point does not fit or failed."""
     foot = axes.get_xaxis_transform()
     for value in values:
-        axes.text(ticks.index(value), 0.02 + 0.02 * row, "×", color=look.color, transform=foot, ha="center", fontsize=9)
+        axes.text(ticks.index(value), 0.02 + 0.09 * row, "×", color=look.color, transform=foot, ha="center", fontsize=9)
 
 
 def _share_metric_limits(panels: Any, num_metrics: int, bands: int) -> None:

@@ -201,6 +201,7 @@ def _label_systems(
     targets = [float((np.log(y) - low) / (high - low)) for y in points[objective]]
     places = style.spread(targets, gap=gap, low=0.03, high=0.97)
     blended = transforms.blended_transform_factory(axes.transAxes, axes.transAxes)
+    batches = points["workload.batch_size"]
     for (_, point), per_tier, target, place in zip(points.iterrows(), used, targets, places, strict=True):
         look = looks[str(point["system"])]
         axes.plot(
@@ -210,10 +211,13 @@ def _label_systems(
         shares = [
             f"{style.percent(point[objective] / own)} of {name}" for name, (_, own) in per_tier.items() if own == own
         ]
+        batch = f" · batch {style.value_text(point['workload.batch_size'])}" if batches.nunique() > 1 else ""
         bound_only = " (a bound)" if is_bound_only(str(point["system"])) else ""
-        text = f"{point['system']}{star}{bound_only}\n{style.number(point[objective])} tok/s · {', '.join(shares)}"
+        text = (
+            f"{point['system']}{star}{bound_only}{batch}\n{style.number(point[objective])} tok/s · {', '.join(shares)}"
+        )
         if not two_lines:
-            text = f"{point['system']}{star}{bound_only}  {style.number(point[objective])} tok/s"
+            text = f"{point['system']}{star}{bound_only}{batch}  {style.number(point[objective])} tok/s"
         axes.text(1.052, place, text, transform=blended, va="center", fontsize=7.5, color=style.INK, linespacing=1.2)
 
 
@@ -228,9 +232,9 @@ def _title(lead: pd.Series[Any] | None, tiers: list[Tier], objective: str) -> st
     if lead is None:
         return "No system keeps the recall threshold; the nearest points against their ceilings"
     shares = [
-        f"{style.percent(lead[objective] / lead[tier.ceiling_column])} of its {tier.name} ceiling"
+        f"{style.percent(lead[objective] / lead[tier.ceiling_column])} of its {tier.name}"
         for tier in tiers
         if pd.notna(lead[tier.ceiling_column]) and lead[tier.ceiling_column] > 0
     ]
-    reach = " and ".join(shares) or "no ceiling is known for it"
+    reach = f"{', '.join(shares)} ceiling" if shares else "no ceiling is known for it"
     return f"{lead['system']} reaches {style.number(lead[objective])} tok/s: {reach}"

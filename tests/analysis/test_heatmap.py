@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from analysis.heatmap import draw_heatmap, make_grid
+from analysis.heatmap import draw_heatmap, grid_systems, make_grid
 from analysis.selection import Case, NotDrawn, is_admissible
 
 OBJECTIVE = "throughput_tokens_per_s"
@@ -74,6 +74,11 @@ def test_points_that_do_not_fit_or_were_not_run_say_so(sweep_frame):
     assert np.isnan(np.ma.filled(images(figure)[0].get_array(), np.nan)[0, :3]).all()
     said = [text.get_text() for text in figure.axes[0].texts]
     assert [said.count(word) for word in ("does\nnot fit", "failed", "not run")] == [1, 1, 1]
+
+
+def test_systems_are_offered_best_first_and_bounds_last(sweep_frame):
+    assert grid_systems(Case(sweep_frame)) == ["oasiskv", "prefetch-previous", "oasiskv-oracle"]
+    assert make_grid(Case(sweep_frame), "oasiskv-oracle").system == "oasiskv-oracle"
 
 
 def test_without_lookahead_there_is_one_panel(sweep_frame):

@@ -14,7 +14,7 @@ from analysis.selection import Case
 from simulator.metrics import BREAKDOWN
 from traces.errors import InputError
 
-ALL = ["roofline", "breakdown", "heatmap", "response", "pareto"]
+ALL = ["roofline", "breakdown", "heatmap", "heatmap-prefetch-previous", "heatmap-oasiskv-oracle", "response", "pareto"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -24,7 +24,7 @@ def plotted(tmp_path_factory, sweep_frame, write_run):
     return folder, plot_run(folder)
 
 
-def test_five_pictures_and_a_page_lie_where_the_contract_says(plotted):
+def test_every_picture_and_a_page_lie_where_the_contract_says(plotted):
     folder, written = plotted
     assert written == [*(folder / "plots" / f"{name}.png" for name in ALL), folder / "report.html"]
     for path in written[:-1]:
@@ -103,7 +103,7 @@ def test_null_metrics_leave_the_rest_standing(tmp_path, sweep_frame, write_run):
     few = sweep_frame[(sweep_frame["policy.lookahead_k"] == 1) & (sweep_frame["placement.host_numa"] == "local")]
     rows = few.assign(**dict.fromkeys(gone), h2d_ceiling_tokens_per_s=np.nan, bound_detail=None)
     names = [path.name for path in plot_run(write_run(tmp_path, rows))]
-    assert names == ["heatmap.png", "response.png", "report.html"]
+    assert names == ["heatmap.png", "heatmap-oasiskv.png", "heatmap-oasiskv-oracle.png", "response.png", "report.html"]
     page = (tmp_path / "report.html").read_text()
     assert "No point has a known recall. Of the others the best is prefetch-previous with" in page
     assert not re.search(r"\bnan\b", re.sub(r"base64,[^\"]+", "", page))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -77,15 +76,14 @@ def test_wide_ranges_use_a_log_axis(make_row):
     assert draw_response(Case(rows)).axes[0].get_yscale() == "log"
 
 
-def test_more_than_four_parameters_go_on_a_second_band(sweep_frame):
-    few = sweep_frame[sweep_frame["system"] == "oasiskv"]
-    rows = pd.concat(
-        [few.assign(**{"workload.batch_size": b, OBJECTIVE: few[OBJECTIVE] * np.sqrt(b)}) for b in (8, 16)],
-        ignore_index=True,
-    )
-    figure = draw_response(Case(rows))
-    visible = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(visible) == 5 * 3
+def test_many_parameters_are_split_into_bands(make_row):
+    extra = ("policy.slack_blocks", "policy.gather_ctas")
+    base = [make_row("oasiskv", 0.2, 16, 1, "local") | dict.fromkeys(extra, 1)]
+    for key in ("workload.batch_size", "policy.block_size_tokens", "policy.lookahead_k", "seed", *extra):
+        base.append(base[0] | {key: 5, OBJECTIVE: base[0][OBJECTIVE] - 1})
+    five, six = (draw_response(Case(pd.DataFrame(base[:n]))) for n in (6, 7))
+    assert [len({axes.get_position().y0 for axes in f.axes}) for f in (five, six)] == [3, 6]
+    assert [sum(axes.get_visible() for axes in f.axes) for f in (five, six)] == [5 * 3, 6 * 3]
 
 
 @pytest.mark.parametrize(
