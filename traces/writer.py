@@ -48,7 +48,9 @@ class StepRecord:
 class GroupWriter:
     """Streams one request's steps. Get it from `TraceWriter.group`."""
 
-    def __init__(self, root: Path, name: str, trace: TraceAttributes, attributes: GroupAttributes) -> None:
+    def __init__(
+        self, root: Path, name: str, trace: TraceAttributes, attributes: GroupAttributes, zstd_level: int
+    ) -> None:
         self.name, self.attributes = name, attributes
         self._folder, self._trace = root / name, trace
         self._layouts = array_layouts(trace.model, attributes)
@@ -59,7 +61,7 @@ class GroupWriter:
         for parent in {p for key in self._layouts for p in Path(key).parents if p != Path(".")}:
             (self._folder / parent).mkdir(parents=True, exist_ok=True)
             _write_group_json(self._folder / parent, {})
-        self._arrays = {key: _create(self._folder / key, x, attributes) for key, x in self._layouts.items()}
+        self._arrays = {key: _create(self._folder / key, x, attributes, zstd_level) for key, x in self._layouts.items()}
 
     def append(self, step: StepRecord) -> None:
         """Add the next position; every 64 of them reach the disk together."""
@@ -165,10 +167,10 @@ class GroupWriter:
 class TraceWriter:
     """Creates a trace folder. Raises InputError where `path` exists and is not an empty folder."""
 
-    def __init__(self, path: Path, attributes: TraceAttributes) -> None:
+    def __init__(self, path: Path, attributes: TraceAttributes, *, zstd_level: int = _ZSTD_LEVEL) -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path}: exists already; a recording does not overwrite")
-        self.path, self.attributes = path, attributes
+        self.path, self.attributes, self._zstd_level = path, attributes, zstd_level
         self._groups: list[GroupWriter] = []
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -180,7 +182,7 @@ class TraceWriter:
         """Start a request's group; `name` becomes a folder."""
         if not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(f"group name '{name}': letters, digits, - and _ only")
-        writer = GroupWriter(self.path, name, self.attributes, attributes)
+        writer = GroupWriter(self.path, name, self.attributes, attributes, self._zstd_level)
         self._groups.append(writer)
         return writer
 
@@ -198,13 +200,13 @@ class TraceWriter:
             self.close()
 
 
-def _create(path: Path, layout: ArrayLayout, group: GroupAttributes) -> Any:
+def _create(path: Path, layout: ArrayLayout, group: GroupAttributes, zstd_level: int) -> Any:
     return zarr.create_array(
         store=str(path),
         shape=(group.steps_planned, *layout.row),
         chunks=(STEPS_PER_CHUNK, *layout.chunk_row),
         dtype=layout.dtype,
-        compressors=[zarr.codecs.ZstdCodec(level=_ZSTD_LEVEL)],
+        compressors=[zarr.codecs.ZstdCodec(level=zstd_level)],
         filters=None,
         fill_value=0,
         config={"write_empty_chunks": True},
