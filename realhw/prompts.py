@@ -27,6 +27,8 @@ class Prompt(Spec):
     messages: tuple[Message, ...] | None = None
     """Put through the tokenizer's chat template, with a generation prompt."""
     description: str | None = None
+    answer: str | None = None
+    """What a right continuation contains; `oasis-sim quality` looks for it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Prompt:
