@@ -111,8 +111,8 @@ def test_run_says_what_binds_and_where_time_goes(oasis: Oasis, tiny_trace: Path)
     assert max(map(len, done.out.splitlines())) <= 100
 
 
-GRID = "--system dense,quest,retrieval,oasiskv --fetch-cap 0.1,1 --block-size 16,32 --lookahead 1,2".split()
-GRID += "--batch-size 32".split()
+GRID = ["--system", "dense,quest,retrieval,oasiskv", "--fetch-cap", "0.1,1", "--block-size", "16,32"]
+GRID += ["--lookahead", "1,2", "--batch-size", "32"]
 
 
 def test_sweep_lists_rows_best_and_folder(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
@@ -177,8 +177,185 @@ def test_the_summary_names_the_best_point_why_and_what_is_next(oasis: Oasis, tin
 
 
 def test_a_sweep_of_which_nothing_fits_exits_2_and_records_it(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
-    few = "--system quest --block-size 16,32 --batch-size 32 --jobs 1 --json".split()
-    arguments = ("sweep", "--trace", str(tiny_trace), *few)
+    arguments = (
+        "sweep",
+        "--trace",
+        str(tiny_trace),
+        "--system",
+        "quest",
+        "--block-size",
+        "16",
+        "--jobs",
+        "1",
+        "--json",
+    )
+    nothing = oasis(*arguments, "--batch-size", "1000000,2000000")
+    assert nothing.code == 2
+    assert [row["status"] for row in nothing.document["rows"]] == ["does_not_fit"] * 2
+    assert nothing.document["best"] is None
+    some = oasis(*arguments, "--batch-size", "1,1000000")
+    assert some.code == 0
+    assert [row["status"] for row in some.document["rows"]] == ["ok", "does_not_fit"]
+
+
+SMALL = ["--system", "quest,oasiskv", "--fetch-cap", "0.1,1", "--block-size", "16", "--lookahead", "1"]
+SMALL += ["--numa", "local", "--batch-size", "32", "--jobs", "1"]
+
+EXAMPLE = """
+system: [retrieval, oasiskv]
+workload: {batch_size: [8, 64]}
+policy:
+  block_size_tokens: 16
+  fetch_cap: [0.1, 1]
+  lookahead_k: 2
+"""
+
+
+def test_flags_override_the_file_and_any_key_of_a_file_may_be_a_list(
+    oasis: Oasis, tiny_trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "experiment.yaml").write_text(EXAMPLE)
+    arguments = ("sweep", "experiment.yaml", "--trace", str(tiny_trace), "--batch-size", "16", "--jobs", "1", "--json")
+    rows = oasis(*arguments).document["rows"]
+    assert {row["workload.batch_size"] for row in rows} == {16}
+    assert [(row["system"], row["policy.fetch_cap"]) for row in rows] == [
+        ("retrieval", 0.1),
+        ("retrieval", 1.0),
+        ("oasiskv", 0.1),
+        ("oasiskv", 1.0),
+    ]
+
+
+def test_a_sweeps_config_asks_for_the_same_sweep(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text(EXAMPLE)
+    first = oasis(
+        "sweep",
+        "experiment.yaml",
+        "--trace",
+        str(tiny_trace),
+        "--set",
+        "policy.gather_ctas=32",
+        "--jobs",
+        "1",
+        "--json",
+    ).document
+    again = oasis("sweep", f"{first['out']}/config.yaml", "--jobs", "1", "--json").document
+    assert again == first
+
+
+def test_results_do_not_depend_on_the_number_of_jobs(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
+    arguments = ("sweep", "--trace", str(tiny_trace), *GRID, "--numa", "local", "--json", "--quiet")
+    one = oasis(*arguments, "--jobs", "1", "--out", "one").document
+    two = oasis(*arguments, "--jobs", "2", "--out", "two").document
+    assert one["rows"] == two["rows"]
+    assert one["best"] == two["best"]
+    assert (tmp_path / "one" / "results.parquet").read_bytes() == (tmp_path / "two" / "results.parquet").read_bytes()
+
+
+def test_a_folder_of_another_sweep_is_refused(oasis: Oasis, tiny_trace: Path) -> None:
+    arguments = ("sweep", "--trace", str(tiny_trace), "--system", "quest", "--out", "here", "--quiet")
+    assert oasis(*arguments, "--block-size", "16").code == 0
+    refused = oasis(*arguments, "--block-size", "32")
+    assert refused.code == 2
+    assert "here holds another experiment" in refused.err
+    assert oasis(*arguments, "--block-size", "16").code == 0
+
+
+LONG = ["--system", "prefetch-previous,oasiskv", "--block-size", "8,16", "--batch-size", "32", "--numa", "local"]
+LONG += ["--quiet"]
+"""60 points: long enough to be stopped in the middle."""
+
+
+def _start(environment: dict[str, str], folder: Path, trace: Path, jobs: int) -> subprocess.Popen[str]:
+    arguments = ["sweep", "--trace", str(trace), "--out", "run", "--jobs", str(jobs), *LONG]
+    return subprocess.Popen(
+        [sys.executable, "-m", "oasis_sim", *arguments],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+
+
+def _wait_for_points(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    points = folder / "run" / "points.jsonl"
+    while time.monotonic() < deadline:
+        if points.exists() and points.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} points after 60 s")
+
+
+def test_a_killed_sweep_resumes_to_the_same_table(
+    oasis: Oasis, environment: dict[str, str], tiny_trace: Path, tmp_path: Path
+) -> None:
+    process = _start(environment, tmp_path, tiny_trace, jobs=1)
+    _wait_for_points(tmp_path, 3)
+    process.kill()
+    process.communicate()
+    points = tmp_path / "run" / "points.jsonl"
+    kept = points.read_bytes().count(b"\n")
+    assert not (tmp_path / "run" / "results.parquet").exists()
+    with open(points, "ab") as handle:
+        handle.write(b'{"point_key": "torn')
+    arguments = ("sweep", "--trace", str(tiny_trace), *LONG, "--jobs", "1")
+    assert oasis(*arguments, "--out", "run").code == 0
+    assert oasis(*arguments, "--out", "whole").code == 0
+    assert (tmp_path / "run" / "results.parquet").read_bytes() == (tmp_path / "whole" / "results.parquet").read_bytes()
+    lines = points.read_bytes().splitlines()
+    assert len(lines) == len({json.loads(line)["point_key"] for line in lines}) > kept
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_exits_130_and_keeps_finished_points(
+    environment: dict[str, str], tiny_trace: Path, tmp_path: Path, jobs: int
+) -> None:
+    process = _start(environment, tmp_path, tiny_trace, jobs)
+    _wait_for_points(tmp_path, 1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert (tmp_path / "run" / "points.jsonl").read_bytes().count(b"\n") >= 1
+    assert not (tmp_path / "run" / "results.parquet").exists()
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_an_internal_error_exits_70_and_names_the_file_with_the_traceback(
+    oasis: Oasis, tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("a fault of the program")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("simulator.points.run_point", broken)
+    done = oasis("run", "--trace", str(tiny_trace))
+    assert done.code == 70
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("error: internal: KeyError: 'a fault of the program' (traceback in ")
+    (report,) = (tmp_path / "tmp").iterdir()
+    assert str(report) in done.err
+    assert "in broken" in report.read_text()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_broken_point_does_not_end_a_sweep(oasis: Oasis, tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from simulator import points
+
+    whole = points.run_point
+
+    def broken_at_32(experiment: Any) -> Any:
+        if experiment.policy["block_size_tokens"] == 32:
+            raise ZeroDivisionError("block 32")
+        return whole(experiment)
+
+    few = ["--system", "quest", "--block-size", "16,32", "--batch-size", "32"]
+    arguments = ("sweep", "--trace", str(tiny_trace), *few, "--jobs", "1", "--json")
     with monkeypatch.context() as patched:
         patched.setattr("simulator.points.run_point", broken_at_32)
         broken = oasis(*arguments)
