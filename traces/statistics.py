@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from traces.errors import InputError
 from traces.group import TraceGroup
+from traces.schema import draft_distance
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStatistics:
     """Means over steps, recorded layers and KV heads, at K ranked blocks of P tokens.
 
-    overlap: |predicted ∩ true| / K per predictor, over the steps that have the prediction: previous (the ranking one
-    step before), draft1, …, and random (K of the selectable blocks, in expectation).
+    overlap: |predicted ∩ true| / K per predictor, over the steps that have the prediction: previous1, … (the ranking
+    so many steps before), draft1, … (as many as recorded), and random (K of the selectable blocks, in expectation).
     mass_true, mass_exact: softmax mass on the top K and on the open block, which is always read.
     """
 
@@ -35,9 +36,9 @@ def attention_statistics(group: TraceGroup, block_size_tokens: int, num_blocks: 
         raise InputError(f"statistics at {num_blocks} blocks of {block_size_tokens}: 1 … {limit} are possible")
     true = _top(group, "true", block_size_tokens, num_blocks)
     names = [name for name in group.rankings(block_size_tokens) if name.startswith("draft")]
-    overlap = {"previous": _overlap(true[1:], true[:-1])}
+    overlap = {f"previous{j}": _overlap(true[j:], true[:-j]) for j in range(1, max(1, len(names)) + 1)}
     for name in names:
-        j = int(name.removeprefix("draft"))
+        j = draft_distance(name)
         overlap[name] = _overlap(true[j:], _top(group, name, block_size_tokens, num_blocks)[j:])
     overlap["random"] = float(np.mean(num_blocks / selectable))
     dense = group.mass(block_size_tokens).dense()

