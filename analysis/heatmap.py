@@ -203,7 +203,7 @@ def _title(grid: Grid, case: Case) -> str:
         if case.objective.startswith("throughput")
         else style.number(point[case.objective])
     )
-    return f"{grid.system} is best at {where}: {value}, recall {point['recall']:.3f}"
+    return f"{grid.system} does best at {where}: {value}, recall {point['recall']:.3f}"
 
 
 def _notes(grid: Grid, case: Case) -> list[str]:

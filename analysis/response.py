@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis import style
 from analysis.selection import (
@@ -162,6 +163,9 @@ def _draw_panel(
     axes.margins(y=0.12)
     if metric == case.objective and _spans_decades(case, points):
         axes.set_yscale("log")
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))
 
 
