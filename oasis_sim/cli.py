@@ -177,6 +177,49 @@ def record(
 
 
 @app.command()
+def quality(
+    prompts: Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")],
+    model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="Results; finished prompts are not repeated.")],
+    context: Annotated[int | None, typer.Option("--context", metavar="TOKENS", help="Cuts longer prompts.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Positions measured per prompt.")] = None,
+    fetch_caps: Annotated[str | None, typer.Option("--fetch-caps", metavar="C,C")] = None,
+    budgets: Annotated[str | None, typer.Option("--budgets", metavar="TOKENS,TOKENS")] = None,
+    block_sizes: Annotated[str | None, typer.Option("--block-sizes", metavar="P,P")] = None,
+    predictors: Annotated[
+        str | None, typer.Option("--predictors", help="Of: current, previous, draft1 ..., oracle, random.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    set_: Annotated[
+        Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.quality.QualityOptions.")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Decode a real model densely and with each policy's working set: KL, perplexity ratio and agreement per policy."""
+    from oasis_sim.verbs.quality import quality as verb
+
+    options = {
+        "model": model,
+        "context_tokens": context,
+        "steps": steps,
+        "fetch_caps": fetch_caps,
+        "budgets_tokens": budgets,
+        "block_sizes_tokens": block_sizes,
+        "predictors": predictors,
+        "drafter": drafter,
+        "draft_model": draft_model,
+        "device": device,
+        "dtype": dtype,
+    }
+    return verb(prompts, out, options, set_ or [], quiet)
+
+
+@app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,
