@@ -20,10 +20,12 @@ from traces.layout import MAX_CHUNK_BYTES, ArrayLayout
 from traces.schema import STEPS_PER_CHUNK
 from traces.store import Store
 
+_MAX_JSON_BYTES = 16 << 20
+
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
     """Object in a `zarr.json`. Raises TraceError."""
-    data = store.read(key)
+    data = store.read(key, _MAX_JSON_BYTES)
     if data is None:
         raise TraceError(store.file, key, "is missing")
     try:
@@ -62,7 +64,7 @@ def _read_chunk(
     store: Store, name: str, at: tuple[int, ...], num_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> NDArray[Any]:
     key = f"{name}/c/{'/'.join(map(str, at))}"
-    data = store.read(key)
+    data = store.read(key, num_bytes + num_bytes // 64 + 1024)  # zstd expands what it cannot compress by less
     first = (at[0] * STEPS_PER_CHUNK,)
     if data is None:
         raise TraceError(store.file, name, f"chunk {key} is missing", first)

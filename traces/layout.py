@@ -8,6 +8,8 @@ from traces.schema import STEPS_PER_CHUNK, GroupAttributes, ModelGeometry, mass_
 
 _CHUNK_TARGET_BYTES = 8 << 20
 MAX_CHUNK_BYTES = 1 << 30
+MAX_ARRAY_BYTES = 8 << 30
+"""Mass of every block of 128 steps at a million tokens, 36 layers and 8 heads is 2.4 GB."""
 
 
 @dataclass(frozen=True, slots=True)

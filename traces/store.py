@@ -12,15 +12,13 @@ from typing import Any, Protocol
 
 from traces.errors import TraceError
 
-MAX_ENTRY_BYTES = 1 << 30
-
 
 class Store(Protocol):
     file: str
     """Where it lies, as the user named it."""
 
-    def read(self, key: str) -> bytes | None:
-        """Bytes of `key`; None where there is no such key. Raises TraceError where they cannot be read."""
+    def read(self, key: str, limit_bytes: int) -> bytes | None:
+        """Bytes of `key`; None where there is no such key. Raises TraceError where they cannot be read or are more."""
 
     def folders(self) -> list[str]:
         """Names of the folders at the root, sorted."""
@@ -30,11 +28,11 @@ class FolderStore:
     def __init__(self, file: str, root: Path) -> None:
         self.file, self._root = file, root
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, limit_bytes: int) -> bytes | None:
         path = self._root / key
         try:
-            if path.stat().st_size > MAX_ENTRY_BYTES:
-                raise TraceError(self.file, key, f"file is larger than {MAX_ENTRY_BYTES} bytes")
+            if path.stat().st_size > limit_bytes:
+                raise TraceError(self.file, key, f"has {path.stat().st_size} bytes, expected at most {limit_bytes}")
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -61,17 +59,15 @@ class ZipStore:
                 raise TraceError(file, entry.filename, "occurs twice in the zip")
             self._entries[entry.filename] = entry
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, limit_bytes: int) -> bytes | None:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if entry.file_size > MAX_ENTRY_BYTES:
-            raise TraceError(self.file, key, f"entry is larger than {MAX_ENTRY_BYTES} bytes")
+        if entry.file_size > limit_bytes:
+            raise TraceError(self.file, key, f"has {entry.file_size} bytes, expected at most {limit_bytes}")
         try:
             with self._lock, self._zip.open(entry) as stream:
                 data = stream.read(entry.file_size + 1)
-        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
-            raise TraceError(self.file, key, f"damaged zip entry: {error}") from error
         except Exception as error:  # zlib, bz2 and lzma raise types of their own
             raise TraceError(self.file, key, f"damaged zip entry: {error}") from error
         if len(data) != entry.file_size:
@@ -94,13 +90,16 @@ class UrlStore:
         except (ValueError, ImportError, OSError) as error:
             raise TraceError(file, "", f"cannot be opened: {error}") from error
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, limit_bytes: int) -> bytes | None:
         try:
-            return bytes(self._fs.cat_file(f"{self._root.rstrip('/')}/{key}"))
+            data = bytes(self._fs.cat_file(f"{self._root.rstrip('/')}/{key}", end=limit_bytes + 1))
         except FileNotFoundError:
             return None
         except Exception as error:  # each filesystem has errors of its own
             raise TraceError(self.file, key, f"cannot be read: {error}") from error
+        if len(data) > limit_bytes:
+            raise TraceError(self.file, key, f"has more than the {limit_bytes} bytes expected at most")
+        return data
 
     def folders(self) -> list[str]:
         entries = self._fs.ls(self._root, detail=True)
