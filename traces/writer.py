@@ -76,13 +76,20 @@ class GroupWriter:
             self.flush()
 
     def flush(self, **updates: Any) -> None:
-        """Write the buffered steps as a chunk (only the last one may be short) and the attributes `updates`."""
+        """Write the buffered steps as a chunk (only the last one may be short) and the attributes `updates`.
+
+        Raises InputError where the disk refuses; what was written before stays a valid trace.
+        """
         steps = self._steps
         start = self.attributes.steps_written
         if steps and start % STEPS_PER_CHUNK:
             raise TraceError(str(self._folder), "", f"cannot append after a short chunk at step {start}", (start,))
         for key, rows in self._encode().items():
-            self._arrays[key][start : start + len(steps)] = rows
+            try:
+                self._arrays[key][start : start + len(steps)] = rows
+            except OSError as error:
+                where = f"{self._folder}/{key}"
+                raise InputError(f"{where}: cannot be written: {error.strerror}; {start} steps are safe") from error
         attributes = self.attributes.model_copy(
             update={"steps_written": start + len(steps), "content_hash": None, **updates}
         )

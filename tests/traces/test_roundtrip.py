@@ -151,6 +151,22 @@ def test_killed_recording_is_a_valid_shorter_trace(trace_folder: Path, tmp_path:
     assert_equal_groups(killed, full, steps=64)
 
 
+def test_full_disk_keeps_the_chunks_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"cannot be written: No space left on device; 64 steps are safe"):  # noqa: SIM117
+        with TraceWriter(tmp_path / "t.zarr", trace_attributes()) as writer:
+            group = writer.group("reasoning", group_attributes(128))
+            for t, truth in enumerate(truth_of(128)):
+                if t == 64:
+                    monkeypatch.setattr(zarr.Array, "__setitem__", full_disk)
+                group.append(record_of(truth))
+    monkeypatch.undo()
+    assert check_trace(tmp_path / "t.zarr")["groups"]["reasoning"]["num_positions"] == 64
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_trace_killed_before_its_first_chunk_says_so(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t.zarr", trace_attributes())
     writer.group("reasoning", group_attributes(70)).append(record_of(next(truth_of(1))))
