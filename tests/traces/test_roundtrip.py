@@ -152,13 +152,13 @@ def test_killed_recording_is_a_valid_shorter_trace(trace_folder: Path, tmp_path:
 
 
 def test_full_disk_keeps_the_chunks_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"cannot be written: No space left on device; 64 steps are safe"):  # noqa: SIM117
-        with TraceWriter(tmp_path / "t.zarr", trace_attributes()) as writer:
-            group = writer.group("reasoning", group_attributes(128))
-            for t, truth in enumerate(truth_of(128)):
-                if t == 64:
-                    monkeypatch.setattr(zarr.Array, "__setitem__", full_disk)
-                group.append(record_of(truth))
+    group = TraceWriter(tmp_path / "t.zarr", trace_attributes()).group("reasoning", group_attributes(128))
+    steps = [record_of(truth) for truth in truth_of(128)]
+    for step in steps[:-1]:
+        group.append(step)
+    monkeypatch.setattr(zarr.Array, "__setitem__", full_disk)
+    with pytest.raises(InputError, match=r"cannot be written: No space left on device; 64 steps are safe"):
+        group.append(steps[-1])
     monkeypatch.undo()
     assert check_trace(tmp_path / "t.zarr")["groups"]["reasoning"]["num_positions"] == 64
 
