@@ -34,13 +34,17 @@ def copy_engine_bytes_per_s(hardware: HardwareSpec, host_numa: HostNuma) -> floa
 
 
 def gather_bytes_per_s(hardware: HardwareSpec, gather_ctas: int, host_numa: HostNuma) -> float:
-    """min(link, CTAs x bytes in flight / (latency + far latency)): a CTA keeps rate x latency bytes in flight."""
+    """min(link, CTAs x bytes in flight / (latency + far latency)): a CTA keeps rate x latency bytes in flight.
+
+    From the far socket the ceiling falls by the share that a copy engine loses there, an assumption.
+    """
     link, host = hardware.link, hardware.host
     ceiling = link.gather_bytes_per_s.value
     local = min(ceiling, gather_ctas * link.gather_cta_bytes_per_s.value)
     in_flight_bytes = link.gather_cta_bytes_per_s.value * link.gather_latency_s.value
     far_cta = in_flight_bytes / (link.gather_latency_s.value + host.far_latency_s.value)
-    far = min(ceiling, host.far_h2d_bytes_per_s.value, gather_ctas * far_cta)
+    far_share = min(1.0, host.far_h2d_bytes_per_s.value / link.h2d_bytes_per_s.value)
+    far = min(ceiling * far_share, gather_ctas * far_cta)
     return by_placement(local, far, host_numa)
 
 

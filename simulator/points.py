@@ -144,7 +144,7 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     runs = run_works(point, demand)
     placement = point.spec.placement
     topology = HostTopology(point.hardware, placement.num_gpus, placement.host_numa)
-    share = topology.shares(list(range(placement.num_gpus)), runs[0].link_bytes_per_s)[0]
+    share = topology.shares(list(range(placement.num_gpus)), runs[0].solo_bytes_per_s)[0]
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 

@@ -1,21 +1,21 @@
 """What step-constant link shares cost in accuracy: the timeline against shares that change with every transfer.
 
 `python -m simulator.shared_link_error` prints the table in docs/validation.md, for the default experiment at fetch cap
-0.1 on 2, 4 and 8 replicas whose KV is local or on the far socket.
+0.1 on eight replicas whose KV lies on the far socket, with inter-socket links narrower than the profile's (which eight
+gathers do not fill).
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulator.engine_rates import engine_rates
-from simulator.experiment import expand, resolve
+from simulator.experiment import ResolvedExperiment, expand, resolve
 from simulator.points import run_works
 from simulator.replay import replay
-from simulator.specs.experiment import ExperimentSpec
 from simulator.step_reference import play_host
 from simulator.timeline import play
 from simulator.topology import HostTopology
@@ -38,38 +38,46 @@ class SharedLinkError:
         return self.timeline_s / self.reference_s - 1
 
 
-def shared_link_error(experiment: ExperimentSpec) -> SharedLinkError:
-    """Play an experiment with several replicas both ways."""
-    point = resolve(experiment)
-    runs = run_works(point, replay(point.group, point.policy, point.mapping, experiment.seed))
+def shared_link_error(point: ResolvedExperiment) -> SharedLinkError:
+    """Play a point with several replicas both ways."""
+    runs = run_works(point, replay(point.group, point.policy, point.mapping, point.spec.seed))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
-    topology = HostTopology(point.hardware, len(runs), experiment.placement.host_numa)
+    topology = HostTopology(point.hardware, len(runs), point.spec.placement.host_numa)
+    solo = max(run.solo_bytes_per_s for run in runs)
     fast = play(runs, rates, topology)
-    slow = play_host([(run.rules, run.work) for run in runs], rates, topology, runs[0].link_bytes_per_s)
+    slow = play_host([(run.rules, run.work) for run in runs], rates, topology, solo)
     return SharedLinkError(
         timeline_s=float(fast.step_s[:, WARM_UP_STEPS:].mean()),
         reference_s=float(np.mean([gpu.step_s[WARM_UP_STEPS:].mean() for gpu in slow])),
         link_utilization=float(fast.h2d_busy_s.sum() / fast.step_s.sum()),
-        link_share=topology.shares(list(range(len(runs))), runs[0].link_bytes_per_s)[0],
+        link_share=topology.shares(list(range(len(runs))), solo)[0],
     )
 
 
+def narrowed(point: ResolvedExperiment, inter_socket_bytes_per_s: float) -> ResolvedExperiment:
+    """The same point on a host whose sockets are joined by a link of that rate."""
+    host = point.hardware.host
+    link = host.inter_socket_bytes_per_s.model_copy(update={"value": inter_socket_bytes_per_s})
+    host = host.model_copy(update={"inter_socket_bytes_per_s": link})
+    return replace(point, hardware=point.hardware.model_copy(update={"host": host}))
+
+
 def main() -> None:
-    print("host KV  GPUs  batch  link busy  share  timeline ms  reference ms   error")
-    for numa, num_gpus, batch in itertools.product(("local", "far"), (2, 4, 8), (8, 16, 32, 64)):
+    print("inter-socket GB/s  batch  link busy  share  timeline ms  reference ms   error")
+    for rate, batch in itertools.product((100e9, 80e9, 60e9, 40e9), (8, 16, 32, 64)):
         (experiment,) = expand(
             {
-                "placement.host_numa": numa,
-                "placement.num_gpus": num_gpus,
+                "placement.host_numa": "far",
+                "placement.num_gpus": 8,
                 "workload.batch_size": batch,
                 "workload.output_tokens": NUM_STEPS,
                 "policy.fetch_cap": 0.1,
             },
             {},
         )
-        e = shared_link_error(experiment)
+        e = shared_link_error(narrowed(resolve(experiment), rate))
         print(
-            f"{numa:<8} {num_gpus:>4} {batch:>6} {e.link_utilization:>10.0%} {e.link_share:>6.2f} "
+            f"{rate / 1e9:>17.0f} {batch:>6} {e.link_utilization:>10.0%} {e.link_share:>6.2f} "
             f"{e.timeline_s * 1e3:>12.3f} {e.reference_s * 1e3:>13.3f} {e.error:>+7.2%}"
         )
 

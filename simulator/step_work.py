@@ -39,6 +39,12 @@ class RunWork:
     link_bytes_per_s: float
     """H2D rate of the transport alone on the link."""
 
+    @property
+    def solo_bytes_per_s(self) -> float:
+        """What the run's transfers draw from the link while they run alone, overheads included."""
+        seconds = float(self.work.first_s.sum() + self.work.prefetch_s.sum())
+        return float(self.h2d_bytes.sum()) / seconds if seconds > 0 else self.link_bytes_per_s
+
 
 def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
     """[T, L]: sum over requests i of rows[(offset_i + t) mod n]; `rows` [n, L]. Exact below 2^53."""

@@ -99,7 +99,7 @@ def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopo
     num_gpus, num_steps = len(runs), runs[0].work.durations_s.shape[0]
     result = TimelineResult(np.zeros((num_gpus, num_steps, NUM_STEP_COLUMNS)))
     env = simpy.Environment()
-    links = SharedLinks(topology, runs[0].link_bytes_per_s)
+    links = SharedLinks(topology, max(run.solo_bytes_per_s for run in runs))
     for gpu, run in enumerate(runs):
         env.process(decode(env, gpu, run, rates, links, result))
     env.run()
