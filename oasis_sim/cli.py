@@ -336,7 +336,6 @@ def _guard(work: Callable[[], int]) -> int:
 
         return report_error(error)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
         return 130
 
 

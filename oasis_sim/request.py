@@ -27,6 +27,11 @@ class Request:
     """Nested keys with all defaults; a swept key holds its list. `oasis-sim sweep config.yaml` asks for it again."""
 
     @property
+    def swept_policy(self) -> frozenset[str]:
+        """Policy keys with more than one value."""
+        return frozenset(key for key, value in self.config["policy"].items() if isinstance(value, list))
+
+    @property
     def name(self) -> str | None:
         return self.points[0].name
 

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from oasis_sim.request import Request
+from simulator.cache import cache_key
+from simulator.catalog import load_hardware, load_model
+from simulator.experiment import resolve
 from simulator.provenance import provenance, utc_now
 from simulator.results import RunFolder
+from simulator.specs.base import Spec
 from simulator.sweep import Grid
 
 
@@ -27,4 +31,33 @@ def experiment_manifest(verb: str, request: Request, grid: Grid) -> dict[str, An
         "seed": request.points[0].seed,
         "objective": request.points[0].objective.model_dump(mode="json"),
         "num_points": len(grid.points),
+        "content_hashes": content_hashes(grid),
+        "policies": resolved_policies(request, grid),
     }
+
+
+def content_hashes(grid: Grid) -> dict[str, dict[str, str]]:
+    """sha256 of each trace, hardware profile and model that the points name: a name's content may change."""
+    hashes: dict[str, dict[str, str]] = {"traces": {}, "hardware": {}, "models": {}}
+    for point in grid.points:
+        if point.trace not in hashes["traces"]:
+            hashes["traces"][point.trace] = resolve(point).trace.content_hash
+        if point.hardware not in hashes["hardware"]:
+            hashes["hardware"][point.hardware] = _spec_hash(load_hardware(point.hardware))
+        if point.model not in hashes["models"]:
+            hashes["models"][point.model] = _spec_hash(load_model(point.model))
+    return hashes
+
+
+def resolved_policies(request: Request, grid: Grid) -> dict[str, dict[str, Any]]:
+    """Policy of each system with all defaults, without the keys that differ between its points."""
+    policies: dict[str, dict[str, Any]] = {}
+    for point in grid.points:
+        if point.system not in policies:
+            policy = resolve(point).policy.model_dump(mode="json")
+            policies[point.system] = {key: value for key, value in policy.items() if key not in request.swept_policy}
+    return policies
+
+
+def _spec_hash(spec: Spec) -> str:
+    return cache_key(spec.model_dump(mode="json"))

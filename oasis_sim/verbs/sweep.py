@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,15 @@ def run_request(request: Request, out: str | None, num_jobs: int, quiet: bool) -
     with run_folder("sweep", request, grid, out) as folder:
         num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
         with PointProgress(len(grid.points), num_done, quiet) as progress:
-            rows = run_grid(grid, folder, num_jobs, progress.advance)
+            try:
+                rows = run_grid(grid, folder, num_jobs, progress.advance)
+            except KeyboardInterrupt:
+                print(
+                    f"interrupted: {len(folder.rows)} of {len(grid.points)} points stay in {folder.path}; "
+                    "repeat the command to go on",
+                    file=sys.stderr,
+                )
+                raise
         wall_s = time.perf_counter() - start_s
         folder.finish(rows, _outcome(rows, request, wall_s, num_jobs))
     return rows, folder.path, wall_s
