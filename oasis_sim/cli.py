@@ -27,7 +27,7 @@ app.add_typer(draft_app, name="draft")
 
 # Every flag takes a list only so that a flag given twice can be refused instead of silently overridden.
 Experiment = Annotated[
-    str | None, typer.Argument(metavar="[EXPERIMENT.yaml]", help="Keys of the experiment; flags override it.")
+    str | None, typer.Argument(metavar="EXPERIMENT.yaml", help="Keys of the experiment; flags override it.")
 ]
 Values = list[str] | None
 System = Annotated[Values, typer.Option("--system", metavar="NAME", help="See: oasis-sim catalog systems.")]
@@ -72,7 +72,7 @@ def run(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Simulate one point and print what it takes and what binds it."""
+    """Simulate one point and say what binds it."""
     from oasis_sim.verbs.run import run as verb
 
     flags = _flags(locals())
@@ -104,7 +104,7 @@ def sweep(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Simulate a grid (any flag takes a comma list) and name the best point and why it is best.
+    """Simulate a grid and explain its best point. Any flag takes a comma list.
 
     Without arguments: the systems on the shipped trace, Qwen3-8B and an H100, over fetch cap, block size, lookahead
     and NUMA placement. Repeating a sweep resumes it.
@@ -152,7 +152,10 @@ def record(
     ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Record the attention trace of a Hugging Face causal LM that decodes prompts (needs torch and transformers)."""
+    """Record an attention trace of a real model.
+
+    Any Hugging Face causal LM decodes the prompts with dense attention; needs torch and transformers.
+    """
     from oasis_sim.verbs.record import record as verb
 
     options = {
@@ -225,7 +228,10 @@ def plot(
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,
     formats: Annotated[str, typer.Option("--format", metavar="F,F", help="png, svg or pdf.")] = "png",
 ) -> int:
-    """Draw roofline, breakdown, heat map, response lines and Pareto front of a sweep into its plots folder."""
+    """Draw a finished run, and write its report.
+
+    Roofline, latency breakdown, heat map, response lines and Pareto front, as far as the run has points for them.
+    """
     from oasis_sim.verbs.plot import plot as verb
 
     return verb(folder, out, formats)
@@ -236,7 +242,7 @@ def catalog(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="models, hardware, systems or traces.")],
     json: Json = False,
 ) -> int:
-    """List what --model, --hardware, --system and --trace accept by name."""
+    """List models, hardware, systems or traces."""
     from oasis_sim.verbs.catalog import catalog as verb
 
     return verb(kind, json)

@@ -67,6 +67,8 @@ def _cell(name: str, value: Any) -> str:
         return "–"
     if isinstance(value, list):
         return ", ".join(f"{item:,}" if isinstance(item, int) else str(item) for item in value)
+    if name == "hbm_bytes":
+        return f"{value / 2**30:,.0f} GiB"
     if name.endswith("_bytes"):
         return gigabytes(value) if value >= 1e9 else megabytes(value)
     if name.endswith("_bytes_per_s"):
