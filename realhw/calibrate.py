@@ -73,6 +73,7 @@ def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None
         ("pairs", lambda: pairbench.bench_pairs(recorder, bench, geometry)),
         ("selection", lambda: microbench.bench_selection(recorder, geometry)),
         ("attention", lambda: microbench.bench_attention(recorder, geometry)),
+        ("switches", lambda: microbench.bench_switches(recorder, geometry)),
         ("small", lambda: microbench.bench_small(recorder, geometry)),
         ("gemm", lambda: microbench.bench_gemm(recorder, (geometry, GEOMETRIES["Llama-3.1-8B"]))),
     )

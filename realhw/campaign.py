@@ -44,7 +44,7 @@ class Point:
     block_size_tokens: int = 16
     fetch_cap: float = 1.0
     lookahead_k: int = 1
-    gather_ctas: int = 16
+    gather_ctas: int = 8
     model: str = "Qwen3-8B"
     num_steps: int = 16
     churn: float = 0.45
@@ -211,21 +211,40 @@ def part_seconds(marks: list[tuple[str, float]]) -> list[dict[str, float]]:
     return [{name: round(value, 9) for name, value in step.items()} for step in steps]
 
 
+CELLS = (
+    (32, 16384), (16, 16384), (16, 4096), (8, 32768), (64, 4096), (32, 4096), (16, 32768), (64, 16384), (8, 16384),
+    (1, 16384), (32, 32768), (1, 4096),
+)  # fmt: skip
+"""(batch size, context) of the default campaign; K is an eighth of the context."""
+POLICIES = (
+    ("oasiskv", 0.05),
+    ("dense", 1.0),
+    ("quest", 1.0),
+    ("prefetch-previous", 0.1),
+    ("oasiskv", 0.1),
+    ("retrieval", 1.0),
+    ("oasiskv", 0.02),
+)
+
+
 def default_points() -> list[Point]:
-    """Systems x cap x block size x k over batch and context; K is an eighth of the context."""
-    points = []
-    for context in (16384, 4096, 32768):
-        kept = context // 8 // 16
-        for batch in (32, 64, 16, 8, 1):
-            points.append(Point("dense", batch, context, kept))
-            points.append(Point("quest", batch, context, kept))
-            points.append(Point("retrieval", batch, context, kept))
-            points.append(Point("prefetch-previous", batch, context, kept, fetch_cap=0.2))
-            for cap in (0.05, 0.2):
-                points.append(Point("oasiskv", batch, context, kept, fetch_cap=cap))
-        points.append(Point("oasiskv", 32, context, kept, fetch_cap=0.1, lookahead_k=2))
-        points.append(Point("oasiskv", 32, context, kept // 2, 32, fetch_cap=0.1))
-    return points
+    """Every policy in every cell, then other block sizes, lookahead and grids in the first cell."""
+    points = [
+        Point(system, batch, context, context // 8 // 16, fetch_cap=cap)
+        for batch, context in CELLS
+        for system, cap in POLICIES
+    ]
+    batch, context = CELLS[0]
+    kept = context // 8 // 16
+    extra = [
+        Point("oasiskv", batch, context, kept, fetch_cap=0.05, lookahead_k=2),
+        Point("oasiskv", batch, context, kept // 2, 32, fetch_cap=0.05),
+        Point("oasiskv", batch, context, kept, fetch_cap=0.05, gather_ctas=16),
+        Point("retrieval", batch, context, kept, fetch_cap=0.05),
+        Point("prefetch-previous", batch, context, kept, fetch_cap=0.3),
+    ]
+    head = len(POLICIES)
+    return [*points[:head], *extra, *points[head:]]
 
 
 def main() -> None:
@@ -235,14 +254,14 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no point after this many seconds")
     parser.add_argument("--first", type=int, default=0, help="skip points before this index")
     parser.add_argument("--every", type=int, default=1, help="take every n-th point")
-    parser.add_argument("--no-profile", action="store_true", help="leave out the run that times each part")
+    parser.add_argument("--profile-every", type=int, default=4, help="time the parts of every n-th point (0: of none)")
     options = parser.parse_args()
     campaign, began = Campaign(options.out, options.host_gib), time.perf_counter()
-    for point in default_points()[options.first :: options.every]:
+    for number, point in enumerate(default_points()[options.first :: options.every]):
         if time.perf_counter() - began > options.limit_s:
             print("time is up; run again to go on", flush=True)
             break
-        row = campaign.run(point, profile=not options.no_profile)
+        row = campaign.run(point, profile=bool(options.profile_every) and number % options.profile_every == 0)
         mean = 1e3 * float(np.median(np.array(row["step_s"])[:, 4:])) if row["status"] == "ok" else 0.0
         fetched = float(np.mean(row["fetched"][4:-2])) if "fetched" in row else 0.0
         print(

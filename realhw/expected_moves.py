@@ -82,7 +82,8 @@ def _replay_head(
             victims.extend(residency.begin(num_blocks(t)))
         row = offset + t + distance - trace.shift
         if t + distance < num_steps and row >= 0:
-            plan = residency.plan(trace.predicted[row, layer, head][None], t + distance, allowed[t])[0][0]
+            room = num_blocks(t + distance) - num_blocks(t)
+            plan = residency.plan(trace.predicted[row, layer, head][None], t + distance, allowed[t], room)[0][0]
             fetch = np.stack([plan.fetch_ids, plan.fetch_slots], axis=1).astype(np.int32)
             victims.append(plan.victim_ids)
             slack, num_runs = plan.num_in_slack, plan.num_runs

@@ -16,7 +16,7 @@ from realhw.workbench import GatherBench
 from traces.errors import EnvironmentMissing
 
 COPY_SIZES = (4096, 8192, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20)
-GATHER_CTAS = (1, 2, 4, 8, 16, 32)
+GATHER_CTAS = (1, 2, 3, 4, 8, 16, 32)
 BATCH_COUNTS = (64, 256, 1024, 4096)
 
 
@@ -45,10 +45,10 @@ def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
             in_flight_bytes=config.unroll * bench.block_bytes,
         )  # fmt: skip
     for blocks in (0, 16, 64, 256, 1024, 4096):
-        work = bench.gather(blocks, GatherConfig(num_ctas=16))
+        work = bench.gather(blocks, GatherConfig(num_ctas=8))
         timing = time_launches(work.launches, 16, 7)
         recorder.add(
-            "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks, ctas=16
+            "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks, ctas=8
         )
 
 

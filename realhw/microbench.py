@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,13 @@ from realhw.workbench import (
 )
 
 QWEN = GEOMETRIES["Qwen3-8B"]
+SWITCHES = (
+    ("gemm", "attention"),
+    ("gemm", "activation"),
+    ("gemm", "append"),
+    ("score", "topk"),
+    ("attention", "append"),
+)
 GEMM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TARGET_S = 1e-3
 """Work captured in one graph: long against the clock's tick, short for the calibration."""
@@ -121,6 +129,29 @@ def bench_selection(recorder: Recorder, geometry: ModelGeometry) -> None:
             add(recorder, "plan", work, net, batch=batch, k=k, slots=batch * geometry.num_kv_heads * k)
 
 
+def bench_switches(recorder: Recorder, geometry: ModelGeometry, batch: int = 32) -> None:
+    """What a launch costs more after another kernel than after itself: graphs of two kinds in turn, against each alone.
+
+    The difference is halved, since in such a graph both kinds follow the other.
+    """
+    k, n = geometry.layer_weight_shapes()["o"]
+    works = {
+        "gemm": weight_sets(n, k).product(2 * batch),
+        "attention": attention_work(geometry, batch, 2048, 2),
+        "score": score_work(geometry, batch, 1024),
+        "topk": topk_work(geometry, batch, 1024, 128),
+        "append": append_work(geometry, batch),
+        "activation": activation_work(geometry, 2 * batch),
+    }
+    alone = {name: measure(work).median_s for name, work in works.items()}
+    for first, second in SWITCHES:
+        pair = zip(itertools.cycle(works[first].launches), itertools.cycle(works[second].launches), strict=False)
+        turns = list(itertools.chain.from_iterable(itertools.islice(pair, 32)))
+        timing = time_launches(turns, len(turns), 9)
+        extra_s = timing.median_s - (alone[first] + alone[second]) / 2
+        recorder.add("switch", extra_s, timing.spread_s, timing.repetitions, first=first, second=second)
+
+
 def bench_small(recorder: Recorder, geometry: ModelGeometry) -> None:
     """Kernels that are mostly their launch: an empty one, activation, append, sampling; and the scatter of blocks."""
     nothing = torch.zeros(1, device="cuda")
@@ -130,16 +161,11 @@ def bench_small(recorder: Recorder, geometry: ModelGeometry) -> None:
 
     add(recorder, "launch", Work([empty], 4), time_launches([empty], 400, 9))
     for rows in (2, 32, 64, 128):
-        gate_up = torch.randn(rows, 2 * geometry.ffn_size, device="cuda").bfloat16()
-        out = torch.empty(rows, geometry.ffn_size, device="cuda", dtype=torch.bfloat16)
-
-        def activation(x: torch.Tensor = gate_up, y: torch.Tensor = out) -> None:
-            silu_multiply(x, y)
-
-        work = Work([activation], 6 * rows * geometry.ffn_size)
-        add(recorder, "activation", work, time_launches([activation], 200, 9), rows=rows)
+        work = activation_work(geometry, rows)
+        add(recorder, "activation", work, time_launches(work.launches, 200, 9), rows=rows)
     for batch in (1, 16, 64):
-        _bench_append(recorder, geometry, batch)
+        work = append_work(geometry, batch)
+        add(recorder, "append", work, time_launches(work.launches, 200, 9), batch=batch)
         logits = [torch.randn(batch, geometry.vocab_size, device="cuda").bfloat16() for _ in range(4)]
         token = torch.empty(batch, dtype=torch.int64, device="cuda")
         launches = [_argmax(x, token) for x in logits]
@@ -155,7 +181,15 @@ def _argmax(logits: torch.Tensor, token: torch.Tensor) -> Callable[[], None]:
     return launch
 
 
-def _bench_append(recorder: Recorder, g: ModelGeometry, batch: int) -> None:
+def activation_work(g: ModelGeometry, rows: int) -> Work:
+    """Gated activation of `rows` rows."""
+    gate_up = torch.randn(rows, 2 * g.ffn_size, device="cuda").bfloat16()
+    out = torch.empty(rows, g.ffn_size, device="cuda", dtype=torch.bfloat16)
+    return Work([lambda: silu_multiply(gate_up, out)], 6 * rows * g.ffn_size)
+
+
+def append_work(g: ModelGeometry, batch: int) -> Work:
+    """One new token of each request into its open block and compressed keys."""
     qkv = torch.randn(batch, g.qkv_size, device="cuda").bfloat16()
     keys = qkv[:, g.num_q_heads * g.head_dim :].reshape(batch, 2, g.num_kv_heads, g.head_dim)
     pool = torch.zeros(batch * g.num_kv_heads * 2, 2, 16, g.head_dim, device="cuda", dtype=torch.bfloat16)
@@ -166,8 +200,7 @@ def _bench_append(recorder: Recorder, g: ModelGeometry, batch: int) -> None:
     def append() -> None:
         append_token(keys[:, 0], keys[:, 1], pool, metadata, kv_len, 2, fill_slot)
 
-    work = Work([append], batch * g.num_kv_heads * g.head_dim * 12)
-    add(recorder, "append", work, time_launches([append], 200, 9), batch=batch)
+    return Work([append], batch * g.num_kv_heads * g.head_dim * 12)
 
 
 def _bench_scatter(recorder: Recorder) -> None:

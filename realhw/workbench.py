@@ -15,8 +15,11 @@ from realhw.kernels.plan.api import PlanShape, admit, make_moves, make_slots, pl
 from realhw.kernels.score.api import ScoreConfig, score_blocks
 from realhw.kernels.topk.api import topk_blocks, topk_scratch
 
-ROTATION_BYTES = 1 << 30
-"""Bytes that a launch sequence walks through before it repeats: many times the L2."""
+ROTATION_BYTES = 8 << 30
+"""Bytes that a launch sequence walks through before it repeats: many times the L2, and as scattered as a model."""
+
+SMALL_SETS = 96
+"""Sets of inputs that are about a megabyte each: together more than the L2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,8 @@ class Work:
 
 
 def num_sets(num_bytes: int) -> int:
-    """Buffer sets so that they exceed `ROTATION_BYTES` together, 2 to 64."""
-    return max(2, min(64, -(-ROTATION_BYTES // num_bytes)))
+    """Buffer sets so that they exceed `ROTATION_BYTES` together, 2 to 256."""
+    return max(2, min(256, -(-ROTATION_BYTES // num_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int,
         scores = torch.randn(batch_size, heads, num_blocks, device="cuda")
         return lambda: topk_blocks(scores, counts, ids, scratch, num_warps)
 
-    return Work([launch() for _ in range(16)], batch_size * heads * (4 * num_blocks + 4 * k))
+    return Work([launch() for _ in range(SMALL_SETS)], batch_size * heads * (4 * num_blocks + 4 * k))
 
 
 def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, cap: int, num_warps: int = 0) -> Work:
@@ -151,7 +154,7 @@ def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int,
 
         return run
 
-    return Work([launch() for _ in range(16)], batch_size * heads * (4 * 4 * k + 4 * k))
+    return Work([launch() for _ in range(SMALL_SETS)], batch_size * heads * (4 * 4 * k + 4 * k))
 
 
 def plan_reset_work(geometry: ModelGeometry, batch_size: int, k: int) -> Work:

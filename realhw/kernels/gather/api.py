@@ -15,7 +15,7 @@ from traces.errors import InputError
 class GatherConfig:
     """Grid of the gather, blocks in flight per program, warps."""
 
-    num_ctas: int = 16
+    num_ctas: int = 8
     unroll: int = 4
     num_warps: int = 8
 

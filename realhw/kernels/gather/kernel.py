@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer", "num_requests"])
 def gather_blocks_kernel(
     host,
     pool,

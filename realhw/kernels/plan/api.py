@@ -103,7 +103,8 @@ def plan_step(
     """Plan step t = clock[0] + offset of one layer, in place.
 
     lookahead_k 0 (on demand): let the filled block in, plan with due t, write the table of step t.
-    lookahead_k >= 1: plan with due t + k, then let the block filled by step t in, write the table of step t + 1.
+    lookahead_k >= 1: plan with due t + k, leaving room for the blocks that fill by then; then let the block filled by
+    step t in, write the table of step t + 1.
 
     slots from `make_slots`; rankings int32 [rows, layers, H, M], rank order, −1 padded: request b's ranking for due
     step u is row rows[b] + u, negative rows issuing no plan; rows int32 [B]; allowed int32 [>= num_steps], new blocks

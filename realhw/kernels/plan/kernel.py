@@ -29,7 +29,10 @@ def _enter(
     slots, fill_slot, bh, step, kv_len, K, S, evict, evict_count,
     P: tl.constexpr, NB: tl.constexpr, SP: tl.constexpr,
 ):  # fmt: skip
-    """Free what leaves at `step`; a block that the step before filled takes a slot without a fetch."""
+    """Free what leaves at `step`; a block that the step before filled takes a slot without a fetch.
+
+    A free slot; else, with K blocks there, its victim's; else that of the block that leaves soonest.
+    """
     s = tl.arange(0, SP)
     inside = s < S
     base = slots + bh * 4 * S + s
@@ -47,7 +50,10 @@ def _enter(
     key = tl.where(future, (last + 1) * NB + block, NEVER)
     victim = key == tl.where(full, tl.min(key, axis=0), -1)
     victim_slot = tl.min(tl.where(victim, s, SP), axis=0)
-    target = tl.where(first_free < SP, first_free, victim_slot)
+    leaving = inside & (block >= 0) & (leaves != NEVER)
+    soonest = tl.min(tl.where(leaving, leaves, NEVER), axis=0)
+    leaving_slot = tl.min(tl.where(leaving & (leaves == soonest), s, SP), axis=0)
+    target = tl.where(first_free < SP, first_free, tl.where(full, victim_slot, leaving_slot))
     if full:
         at = tl.atomic_add(evict_count, 1)
         tl.store(evict + at * 2, bh.to(tl.int32))
@@ -165,7 +171,8 @@ def _table(slots, table, counts, bh, step, S, table_width, SP: tl.constexpr):
     tl.store(counts + bh, num_read + 1)
 
 
-@triton.jit
+# Step and layer change with every launch: specialising on them would compile the kernel again and again.
+@triton.jit(do_not_specialize=["offset", "layer", "lookahead", "num_steps"])
 def residency_kernel(
     slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot, fetch, fetch_count, evict, evict_count,
     scratch,
@@ -184,9 +191,11 @@ def residency_kernel(
     due = step + lookahead
     row = tl.load(rows + b) + due
     if (due < num_steps) & (row >= 0):
+        room = (kv_len + lookahead + P - 1) // P - (kv_len + P - 1) // P  # blocks that fill by the due step
         ranking = rankings + row.to(tl.int64) * rank_row_stride + layer * rank_layer_stride + (bh % H) * M
         _plan(
-            slots, ranking, scratch, bh, step, due, (kv_len + P - 1) // P - 1, tl.load(allowed + step), K, S, M,
+            slots, ranking, scratch, bh, step, due, (kv_len + P - 1) // P - 1, tl.load(allowed + step),
+            tl.maximum(K - room, 0), S, M,
             fetch, fetch_count, evict, evict_count, NB, SP, KP, MP, CHUNK,
         )  # fmt: skip
         tl.debug_barrier()

@@ -45,20 +45,26 @@ class HeadSlots:
         if filled is None:
             return [], None
         free = [s for s in range(self.num_slots) if self.block[s] < 0]
+        leaving = sorted((s for s in range(self.num_slots) if self.leaves[s] != NEVER), key=lambda s: self.leaves[s])
         future, evicted = self.future(), []
         if len(future) == self.num_kept:
             victim = min(future, key=lambda s: (self.last_selected[s], self.block[s]))
             evicted = [self.block[victim]]
             self.block[victim] = -1
             free = free or [victim]
-        self._place(free[0], filled, step, step)
-        return evicted, free[0]
+        target = (free or leaving)[0]
+        self._place(target, filled, step, step)
+        return evicted, target
 
     def plan(
-        self, step: int, due: int, ranking: list[int], num_selectable: int, allowed: int
+        self, step: int, due: int, ranking: list[int], num_selectable: int, allowed: int, room: int = 0
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Fetch the best missing blocks: ([(block, slot)], evicted blocks)."""
-        predicted = [i for i in ranking if 0 <= i < num_selectable][: self.num_kept]
+        """Fetch the best missing blocks: ([(block, slot)], evicted blocks).
+
+        room: places to leave for the blocks that fill after this step and up to `due`.
+        """
+        num_kept = max(0, self.num_kept - room)
+        predicted = [i for i in ranking if 0 <= i < num_selectable][:num_kept]
         future = self.future()
         resident = {self.block[s] for s in future}
         for s in future:
@@ -67,7 +73,7 @@ class HeadSlots:
         fetched = sorted([i for i in predicted if i not in resident][:allowed])
         candidates = [s for s in future if self.block[s] not in predicted]
         candidates.sort(key=lambda s: (self.last_selected[s], self.block[s]))
-        num_victims = max(0, len(future) + len(fetched) - self.num_kept)
+        num_victims = max(0, len(future) + len(fetched) - num_kept)
         victims = sorted(candidates[:num_victims])
         evicted = [self.block[s] for s in victims]
         slots = [s for s in range(self.num_slots) if self.block[s] < 0] + victims
