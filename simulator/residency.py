@@ -90,20 +90,22 @@ class Residency:
                     victims[head].append(int(self._lists[head, kernel.VICTIMS, 0]))
         return [np.array(ids, dtype=np.int32) for ids in victims]
 
-    def plan(self, ranking: ArrayLike, due: int, allowed: int) -> tuple[list[Plan], int]:
+    def plan(self, ranking: ArrayLike, due: int, allowed: int, room: int = 0) -> tuple[list[Plan], int]:
         """Plan a fetch for attention of step `due`; `due` = the current step fetches on demand.
 
-        ranking: [heads, W] block ids by rank, −1 past a row's end. Returns each head's plan and what is left of
-        `allowed`, which the heads share by (rank in the missing list, head).
+        ranking: [heads, W] block ids by rank, −1 past a row's end; a row of −1 alone is no plan. room: blocks that
+        fill after this step and up to `due`, for which the plan leaves places. Returns each head's plan and what is
+        left of `allowed`, which the heads share by (rank in the missing list, head).
         """
         if due < self.step:
             raise InputError(f"a plan at step {self.step} cannot be due at step {due}")
         self._stamp += 1
         ids = self._ids(ranking)
-        hits = [self._future_of(head, row) for head, row in enumerate(ids[0, 0])]
+        num_kept = max(0, self.num_kept - room)
+        hits = [self._future_of(head, row, num_kept) for head, row in enumerate(ids[0, 0])]
         left = kernel.plan_heads(
             self._slots, self._blocks, self._lists, self._tally, self._keys, self.step, due, self._stamp,
-            self.num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, allowed, False,
+            num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, allowed, False,
             self.by_score,
         )  # fmt: skip
         return [self._plan_of(head, hits[head]) for head in range(self.num_heads)], int(left)
@@ -113,7 +115,7 @@ class Residency:
         self._stamp += 1
         ids = self._ids(ranking)
         attended = self.attended()
-        chosen = [self._first(row) for row in ids[0, 0]]
+        chosen = [self._first(row, self.num_kept) for row in ids[0, 0]]
         for head, blocks in enumerate(chosen):
             self._blocks[head, kernel.TRUE, blocks] = self._stamp
             self._blocks[head, kernel.ATTENDED, attended[head]] = self._stamp
@@ -147,14 +149,14 @@ class Residency:
             num_in_slack=int(tally[kernel.NUM_FREE_TAKEN]),
         )
 
-    def _first(self, ranking: Int32) -> Int32:
-        """The first K selectable blocks of one row."""
+    def _first(self, ranking: Int32, num_kept: int) -> Int32:
+        """The first selectable blocks of one row."""
         ends = np.flatnonzero(ranking < 0)
         row = ranking[: ends[0]] if len(ends) else ranking
-        return row[row < self.num_blocks - 1][: self.num_kept]
+        return row[row < self.num_blocks - 1][:num_kept]
 
-    def _future_of(self, head: int, ranking: Int32) -> Int32:
-        chosen = self._first(ranking)
+    def _future_of(self, head: int, ranking: Int32, num_kept: int) -> Int32:
+        chosen = self._first(ranking, num_kept)
         resident: Int32 = chosen[self._blocks[head, kernel.FUTURE_SLOT, chosen] >= 0]
         return resident
 
@@ -172,11 +174,14 @@ class Residency:
             )
 
 
-def step(state: Residency, ranked_ids: ArrayLike, allowed: int, due: int | None = None) -> tuple[Plan, Residency]:
+def step(
+    state: Residency, ranked_ids: ArrayLike, allowed: int, due: int | None = None, room: int = 0
+) -> tuple[Plan, Residency]:
     """One head's plan as a pure function: (plan, next state); `state` stays as it was.
 
-    ranked_ids: [W]; due: the step of the attention served, by default the current one (on demand).
+    ranked_ids: [W]; due: the step of the attention served, by default the current one (on demand); room as for
+    `Residency.plan`.
     """
     after = state.copy()
-    plans, _ = after.plan(np.asarray(ranked_ids)[None], state.step if due is None else due, allowed)
+    plans, _ = after.plan(np.asarray(ranked_ids)[None], state.step if due is None else due, allowed, room)
     return plans[0], after

@@ -157,8 +157,9 @@ def begin_head(
 ) -> int:  # fmt: skip
     """Free the slots whose blocks leave at `step`, then let newly filled blocks enter; returns the victims of that.
 
-    Blocks filled_from … filled_to − 1 have filled since the last step. Their victims are the least recently selected
-    blocks under either eviction, as no ranking is at hand yet; the last one is in VICTIMS.
+    Blocks filled_from … filled_to − 1 have filled since the last step. Where no plan has left room, the least recently
+    selected block is the victim under either eviction, as no ranking is at hand; the last one is in VICTIMS. Where room
+    is left but no slot is free yet, the filled block takes the slot of the block that leaves soonest.
     """
     num_slots = slots.shape[2]
     max_blocks = blocks.shape[2]
@@ -172,6 +173,8 @@ def begin_head(
         target = FREE
         victim_slot = FREE
         smallest = np.int64(0)
+        leaving_slot = FREE
+        soonest = NEVER
         for slot in range(num_slots):
             resident = slots[head, BLOCK, slot]
             if resident < 0:
@@ -182,6 +185,9 @@ def begin_head(
                 if victim_slot < 0 or key < smallest:
                     smallest = key
                     victim_slot = slot
+            elif slots[head, LEAVES, slot] < soonest:
+                soonest = slots[head, LEAVES, slot]
+                leaving_slot = slot
         if tally[head, NUM_FUTURE] == num_kept:
             victim = slots[head, BLOCK, victim_slot]
             blocks[head, FUTURE_SLOT, victim] = FREE
@@ -192,6 +198,8 @@ def begin_head(
                 target = victim_slot
         else:
             tally[head, NUM_FUTURE] += 1
+            if target < 0:
+                target = leaving_slot
         slots[head, BLOCK, target] = filled
         slots[head, DUE, target] = step
         slots[head, LEAVES, target] = NEVER
@@ -369,8 +377,9 @@ def plan_heads(
     """Plan a fetch for step `due` on every head of a cap scope; returns the allowance that is left.
 
     ids: int32 [rows, L, H, W]; head i reads ids[row, layers[first + i], heads[first + i]]. The allowance is granted
-    by (rank in the missing list, head). When repairing, the ranking is the selector's, `stamp` marks the sets TRUE
-    and ATTENDED and the cap does not hold. Results are in `lists` and `tally`.
+    by (rank in the missing list, head). num_kept is K without the room that the plan leaves; a head whose row is masked
+    has no plan. When repairing, the ranking is the selector's, `stamp` marks the sets TRUE and ATTENDED and the cap
+    does not hold. Results are in `lists` and `tally`.
     """
     left = allowed
     most = 0
@@ -397,7 +406,8 @@ def plan_heads(
                 tally[i, NUM_FETCHED] += 1
                 left -= 1
     for i in range(num_heads):
-        if tally[i, NUM_FETCHED] == 0:
+        leaves_room = tally[i, NUM_FUTURE] > num_kept and ids[row, layers[first + i], heads[first + i], 0] >= 0
+        if tally[i, NUM_FETCHED] == 0 and not leaves_room:
             tally[i, NUM_VICTIMS] = 0
             tally[i, NUM_FREE_TAKEN] = 0
             tally[i, NUM_RUNS] = 0
@@ -530,6 +540,9 @@ def replay_heads(
                 due = step + lookahead_k
                 row = due - predicted_shift
                 plan_stamp = stamp + 1
+                room = 0
+                if part != BEFORE and (lookahead_k == 1 or not stall):
+                    room = num_blocks[step + lookahead_k] - n
                 if repairing:
                     ids = true_ids
                     due = step
@@ -541,8 +554,8 @@ def replay_heads(
                     row = due
                     plan_stamp = stamp + 2
                 left = plan_heads(
-                    slots, blocks, lists, tally, keys, step, due, plan_stamp, num_kept, n - 1, ids, row, layers, heads,
-                    first, num_heads, left, repairing, by_score,
+                    slots, blocks, lists, tally, keys, step, due, plan_stamp, max(0, num_kept - room), n - 1, ids, row,
+                    layers, heads, first, num_heads, left, repairing, by_score,
                 )  # fmt: skip
                 for i in range(num_heads):
                     g = first + i

@@ -61,12 +61,15 @@ class Head:
                 target = self._first_free() if target is None else target
             else:
                 target = self._first_free()
-            assert target is not None
+                target = self._leaving_soonest() if target is None else target
             self.slots[target] = Slot(block, due=step)
             self.last_selected[block] = step
 
     def _first_free(self) -> int | None:
         return next((i for i, slot in enumerate(self.slots) if slot is None), None)
+
+    def _leaving_soonest(self) -> int:
+        return min((slot.leaves, i) for i, slot in enumerate(self.slots) if slot is not None)[1]
 
     def _least_recently_selected(self, block: int) -> tuple[int, int]:
         return self.last_selected.get(block, -1), block
@@ -76,14 +79,16 @@ class Head:
             self.last_selected[block] = step
         return [block for block in predicted if block not in self.future()]
 
-    def fetch(self, step: int, due: int, blocks: Sequence[int], keep: Sequence[int], ranking: Ranking) -> Count:
-        """Rules 3 to 5 of a plan."""
+    def fetch(
+        self, step: int, due: int, blocks: Sequence[int], keep: Sequence[int], ranking: Ranking, room: int = 0
+    ) -> Count:
+        """Rules 3 to 5 of a plan that leaves room for the blocks that fill by its due step."""
 
         def lowest_score(block: int) -> tuple[int, int]:
             return (1, -list(ranking).index(block)) if block in ranking else (0, block)
 
         future = self.future()
-        num_victims = max(0, len(future) + len(blocks) - self.num_kept)
+        num_victims = max(0, len(future) + len(blocks) - max(0, self.num_kept - room))
         candidates = sorted(
             (block for block in future if block not in keep),
             key=lowest_score if self.by_score else self._least_recently_selected,
@@ -188,9 +193,10 @@ def replay_reference(
             counts[h]["mass"] = sum(masses)
             counts[h]["coverage"] = int(0 in masses) + 2 * int(len(attended) == n)
         if k > 0 and t + k < num_steps:
-            left = plan(heads, counts, t, t + k, n, allowed, predicted)
+            room = num_blocks[t + k] - n if k == 1 or not rules.stall else 0
+            left = plan(heads, counts, t, t + k, n, allowed, predicted, room)
             if rules.refine:
-                plan(heads, counts, t, t + 1, n, left, near, urgent=True)
+                plan(heads, counts, t, t + 1, n, left, near, room, urgent=True)
         for h, head in enumerate(heads):
             counts[h]["evicted"] = len(head.evicted_ids)
         rows.append(counts)
@@ -205,16 +211,19 @@ def plan(
     n: int,
     allowed: int,
     rankings: Callable[[int, int], Ranking],
+    room: int = 0,
     urgent: bool = False,
 ) -> int:
     """Plan for every head, granting the allowance by (rank in the missing list, head); returns what is left."""
-    predicted = [first(rankings(due, h), head.num_kept, n - 1) for h, head in enumerate(heads)]
+    predicted = [first(rankings(due, h), max(0, head.num_kept - room), n - 1) for h, head in enumerate(heads)]
     missing = [head.missing(t, predicted[h]) for h, head in enumerate(heads)]
     wishes = sorted((rank, h) for h, blocks in enumerate(missing) for rank in range(len(blocks)))
     granted = wishes[:allowed]
     for h, head in enumerate(heads):
+        if not first(rankings(due, h), 1, NEVER):
+            continue  # masked: no plan
         blocks = missing[h][: sum(1 for _, owner in granted if owner == h)]
-        moved = head.fetch(t, due, blocks, predicted[h], rankings(due, h))
+        moved = head.fetch(t, due, blocks, predicted[h], rankings(due, h), room)
         for name, count in moved.items():
             counts[h][name] += count
         if urgent:

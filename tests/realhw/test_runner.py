@@ -59,7 +59,8 @@ def attended_ids(flow: Flow, trace: StepTrace, num_steps: int):
                     def plan(due, t=t, layer=layer, h=h, o=offset, slots=slots, kv_len=kv_len):
                         row = o + due - trace.shift
                         ranking = trace.predicted[row, layer, h].tolist()
-                        return slots.plan(t, due, ranking, -(-kv_len(t) // SIZE) - 1, flow.allowed(num_steps)[t])
+                        n, then = -(-kv_len(t) // SIZE), -(-kv_len(due) // SIZE)
+                        return slots.plan(t, due, ranking, n - 1, flow.allowed(num_steps)[t], then - n)
 
                     if flow.distance == 0:
                         fetched, evicted = plan(t)

@@ -95,6 +95,19 @@ def test_uncapped_oracle_hits_everything_but_blocks_that_filled_after_the_plan(g
     assert not missed[filled[k:] == 0].any()
 
 
+def test_sink_outlives_the_blocks_that_fill() -> None:
+    """Block 0, ranked best at every step, is attended at every step, though all K blocks tie as last selected."""
+    score = walk(1)
+    score[..., 0] = 10**5
+    sink = make_group(true=rank(score))
+    mass = np.zeros(score.shape)
+    mass[..., 0] = 1.0
+    only_sink = memory_group(sink.kv_len, {BLOCK_SIZE: {"true": rank(score)}}, {BLOCK_SIZE: mass})
+    for k in (1, 3):
+        demand = replay(only_sink, policy(lookahead_k=k, residency="slack", slack_blocks=16 * k), IDENTITY)
+        assert (demand.recall == 3).all(), k
+
+
 def test_previous_step_overlap_is_the_overlap_of_neighbouring_rankings(group: MemoryGroup) -> None:
     demand = replay(group, policy(predictor="previous", lookahead_k=2), IDENTITY, per_head=True)
     true = group.ranking("true", BLOCK_SIZE)
@@ -117,7 +130,7 @@ def test_no_cap_moves_more_than_it_allows(group: MemoryGroup) -> None:
 def test_nothing_fetched_leaves_only_filled_blocks_to_enter(group: MemoryGroup) -> None:
     demand = replay(group, policy(fetch_cap=0.0), IDENTITY)
     assert not demand.fetched.any()
-    assert demand.evicted[:, 0].tolist() == [0, *(3 * np.diff(NUM_BLOCKS)).tolist()]
+    assert demand.evicted[:, 0].tolist() == [*(3 * np.diff(NUM_BLOCKS)).tolist(), 0]
 
 
 @pytest.mark.parametrize("budget", [16, 64, 92])
@@ -126,9 +139,9 @@ def test_what_enters_leaves_or_stays(group: MemoryGroup, budget: int, miss_rule:
     demand = replay(
         group, policy(predictor="draft", kv_budget_tokens=budget, miss_rule=miss_rule, fetch_cap=0.3), IDENTITY
     )
-    filled = np.diff(NUM_BLOCKS, prepend=NUM_BLOCKS[0])
-    entered = demand.fetched + demand.repaired + 3 * filled[:, None]
-    assert np.array_equal(demand.evicted, entered), "every head holds K blocks from step 0 on"
+    filled_next = np.diff(NUM_BLOCKS, append=NUM_BLOCKS[-1])
+    entered = demand.fetched + demand.repaired + 3 * filled_next[:, None]
+    assert np.array_equal(demand.evicted, entered), "K blocks from step 0 on, room for the next one left a step before"
 
 
 def test_budget_beyond_the_context_keeps_everything() -> None:
@@ -181,7 +194,7 @@ def test_scope_pools_the_credit(group: MemoryGroup, scope: str, heads: int) -> N
     allowed = np.diff([step * 3 * 16 * heads // 100 for step in range(NUM_STEPS + 1)])
     most = allowed * 6 if scope == "head" else allowed
     assert (per_scope[:-1] <= most[:-1]).all()
-    assert demand.fetched.sum() > 0.9 * allowed.sum() * 6 / heads
+    assert demand.fetched.sum() > 0.85 * allowed.sum() * 6 / heads
 
 
 def test_per_head_arrays_sum_to_the_demand(group: MemoryGroup) -> None:
@@ -210,7 +223,7 @@ def test_step_by_step_is_the_batch_replay(group: MemoryGroup, k: int) -> None:
             evicted = sum(len(ids) for ids in residency.begin(n)) if t else 0
             counts = {"hit": len(set(true[t][at][:16].tolist()) & set(residency.attended()[0].tolist()))}
             if t + k < NUM_STEPS:
-                (plan,), _ = residency.plan(predicted[t + k][at][None], t + k, allowed=4)
+                (plan,), _ = residency.plan(predicted[t + k][at][None], t + k, 4, int(NUM_BLOCKS[t + k]) - n)
                 counts |= {"fetched": len(plan.fetch_ids), "runs": plan.num_runs, "in_slack": plan.num_in_slack}
                 counts["evicted"] = evicted + len(plan.victim_ids)
             assert counts == {name: demand.per_head[name][t][at] for name in counts}, (t, at)
@@ -234,18 +247,18 @@ GOLDEN = {
 }
 EXPECTED = {
     "on demand": [3489, 351, 351, 411, 349, 0, 0, 0, 0, 0],
-    "previous": [3489, 351, 340, 400, 338, 0, 0, 0, 0, 0],
-    "draft": [3409, 431, 638, 698, 631, 0, 0, 0, 0, 0],
-    "draft, k 2, slack": [3387, 453, 609, 669, 596, 609, 0, 0, 0, 0],
-    "draft, k 2, union": [3214, 626, 497, 557, 492, 0, 0, 0, 0, 0],
-    "draft, k 2, refine": [3135, 705, 960, 1020, 951, 0, 350, 349, 0, 0],
-    "draft, capped": [3413, 427, 355, 415, 354, 0, 0, 0, 0, 0],
-    "draft, capped by layer": [3420, 420, 373, 433, 372, 0, 0, 0, 0, 0],
-    "draft, lowest score": [3450, 390, 350, 410, 350, 0, 0, 0, 0, 0],
-    "draft, stall": [3464, 376, 324, 760, 323, 0, 0, 0, 376, 374],
-    "oracle": [3781, 59, 339, 399, 336, 0, 0, 0, 0, 0],
-    "random": [1553, 2287, 2295, 2355, 1969, 0, 0, 0, 0, 0],
-    "exact mass": [3781, 59, 349, 409, 346, 0, 0, 0, 0, 0],
+    "previous": [3518, 322, 284, 344, 279, 0, 0, 0, 0, 0],
+    "draft": [3427, 413, 589, 649, 580, 0, 0, 0, 0, 0],
+    "draft, k 2, slack": [3432, 408, 559, 619, 548, 559, 0, 0, 0, 0],
+    "draft, k 2, union": [3237, 603, 453, 513, 448, 0, 0, 0, 0, 0],
+    "draft, k 2, refine": [3164, 676, 937, 997, 930, 0, 365, 364, 0, 0],
+    "draft, capped": [3417, 423, 345, 405, 345, 0, 0, 0, 0, 0],
+    "draft, capped by layer": [3425, 415, 364, 424, 363, 0, 0, 0, 0, 0],
+    "draft, lowest score": [3455, 385, 337, 397, 337, 0, 0, 0, 0, 0],
+    "draft, stall": [3473, 367, 313, 740, 313, 0, 0, 0, 367, 364],
+    "oracle": [3809, 31, 298, 358, 295, 0, 0, 0, 0, 0],
+    "random": [1541, 2299, 2264, 2324, 1945, 0, 0, 0, 0, 0],
+    "exact mass": [3808, 32, 300, 360, 295, 0, 0, 0, 0, 0],
     "resident": [3840, 0, 0, 0, 0, 0, 0, 0, 0, 0],
 }
 
@@ -257,12 +270,14 @@ def test_golden_counts(group: MemoryGroup, name: str) -> None:
 
 
 def test_first_previous_step_plan_is_one_step_late_retrieval(group: MemoryGroup) -> None:
-    """Uncapped, both hold the last step's true set: the previous-step predictor hits what a cache would."""
+    """Uncapped, both hold the last step's true set, save where a block fills: only the plan has left room for it."""
     previous, on_demand = (
         replay(group, policy(predictor="previous"), IDENTITY),
         replay(group, policy(predictor="current"), IDENTITY),
     )
-    assert np.array_equal(previous.hit[1:], on_demand.hit[1:])
+    steady_blocks = np.flatnonzero(np.diff(NUM_BLOCKS) == 0) + 1
+    assert np.array_equal(previous.hit[steady_blocks], on_demand.hit[steady_blocks])
+    assert (previous.hit >= on_demand.hit).all()
 
 
 def test_replay_is_deterministic_and_seeds_only_the_random_predictor(group: MemoryGroup) -> None:

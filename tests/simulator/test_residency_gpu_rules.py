@@ -20,6 +20,7 @@ from simulator.residency import Residency
 )
 def test_plans_agree(num_kept: int, slack: int, k: int, first_blocks: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
+    fills = rng.random(20) < 0.3
     num_blocks = first_blocks
     ours = Residency(1, num_kept, num_kept + slack, max_blocks=32)
     theirs = HeadSlots(num_kept, num_kept + slack)
@@ -29,7 +30,7 @@ def test_plans_agree(num_kept: int, slack: int, k: int, first_blocks: int, seed:
     theirs.admit(ranking.tolist(), num_blocks - 1)
     for now in range(14):
         if now:
-            filled = num_blocks - 1 if rng.random() < 0.3 else None
+            filled = num_blocks - 1 if fills[now] else None
             num_blocks += filled is not None
             (entering,) = ours.begin(num_blocks)
             evicted, _ = theirs.enter(now, filled)
@@ -37,8 +38,9 @@ def test_plans_agree(num_kept: int, slack: int, k: int, first_blocks: int, seed:
         score += rng.normal(size=32)
         ranking = np.argsort(score)[:24]
         allowed = int(rng.integers(0, num_kept + 1))
-        (plan,), _ = ours.plan(ranking[None], now + k, allowed)
-        placed, evicted = theirs.plan(now, now + k, ranking.tolist(), num_blocks - 1, allowed)
+        room = int(fills[now + 1 : now + k + 1].sum())
+        (plan,), _ = ours.plan(ranking[None], now + k, allowed, room)
+        placed, evicted = theirs.plan(now, now + k, ranking.tolist(), num_blocks - 1, allowed, room)
         assert list(zip(plan.fetch_ids.tolist(), plan.fetch_slots.tolist(), strict=True)) == placed
         assert plan.victim_ids.tolist() == evicted
         assert ours.slot_blocks()[0].tolist() == theirs.block

@@ -75,6 +75,25 @@ def test_filled_block_enters_without_a_fetch_and_takes_the_lowest_key() -> None:
     assert residency.slot_blocks().tolist() == [[0, 3]], "4 counted as selected when it filled, before 3 was again"
 
 
+def test_plan_leaves_room_for_a_block_that_fills_by_its_due_step() -> None:
+    """The worst prediction gives way, not the lowest id (as a rule the sink), and stays until the block is there."""
+    residency = one_head(3)
+    residency.admit([[0, 3, 1]], num_blocks=5)
+    (plan,), _ = residency.plan([[0, 3, 1]], due=1, allowed=3, room=1)
+    assert (plan.fetch_ids.tolist(), plan.victim_ids.tolist()) == ([], [1])
+    assert attended(residency) == [0, 1, 3]
+    assert [ids.tolist() for ids in residency.begin(6)] == [[]]
+    assert attended(residency) == [0, 3, 4]
+
+
+def test_masked_row_is_no_plan() -> None:
+    residency = one_head(2)
+    residency.admit([[3, 1]], num_blocks=5)
+    (plan,), left = residency.plan([[-1, -1]], due=1, allowed=2, room=1)
+    assert (plan.fetch_ids.tolist(), plan.victim_ids.tolist(), left) == ([], [], 2)
+    assert [ids.tolist() for ids in residency.begin(6)] == [[1]]
+
+
 def test_lowest_score_evicts_unranked_blocks_by_id_then_the_worst_rank() -> None:
     residency = one_head(3, eviction="lowest-score")
     residency.admit([[6, 4, 2]], num_blocks=9)
@@ -142,6 +161,7 @@ def test_bad_input_is_refused(make, message: str) -> None:
 def test_every_step_keeps_the_books(num_kept: int, slack: int, k: int, first_blocks: int, seed: int) -> None:
     """At most K blocks stay, none twice; the cap holds; what is fetched is attended or evicted, and nothing is lost."""
     rng = np.random.default_rng(seed)
+    fills = rng.random(20) < 0.4
     num_blocks = first_blocks
     residency = Residency(1, num_kept, num_kept + slack, max_blocks=24)
     residency.admit([rng.permutation(num_blocks)], num_blocks)
@@ -149,7 +169,7 @@ def test_every_step_keeps_the_books(num_kept: int, slack: int, k: int, first_blo
     awaited: dict[int, int] = {}
     for now in range(12):
         if now:
-            before, num_blocks = num_blocks, num_blocks + int(rng.random() < 0.4)
+            before, num_blocks = num_blocks, num_blocks + int(fills[now])
             (victims,) = residency.begin(num_blocks)
             entered = set(range(before - 1, num_blocks - 1))
             future = (future - set(victims.tolist())) | entered
@@ -157,13 +177,14 @@ def test_every_step_keeps_the_books(num_kept: int, slack: int, k: int, first_blo
             if awaited.get(block, 99) <= now:
                 del awaited[block]
         allowed = int(rng.integers(0, num_kept + 1))
-        (plan,), left = residency.plan([rng.permutation(num_blocks)], now + k, allowed)
+        room = int(fills[now + 1 : now + k + 1].sum())
+        (plan,), left = residency.plan([rng.permutation(num_blocks)], now + k, allowed, room)
         fetched, evicted = set(plan.fetch_ids.tolist()), set(plan.victim_ids.tolist())
         assert len(fetched) == len(plan.fetch_ids) == allowed - left
         assert evicted <= future
         assert not fetched & future
         future = (future - evicted) | fetched
-        assert len(future) <= num_kept
+        assert len(future) <= max(0, num_kept - room)
         held = [block for block in residency.slot_blocks()[0].tolist() if block >= 0]
         assert future <= set(held)
         awaited = {block: due for block, due in awaited.items() if block in future}

@@ -46,7 +46,8 @@ def expected_step(head, step, lookahead, ranking, kv_start, block_size, allowed,
     if lookahead == 0:
         fill_slot, evicted = enter(step, kv_len)
     if step + lookahead < num_steps and ranking is not None:
-        placed, gone = head.plan(step, step + lookahead, ranking, -(-kv_len // block_size) - 1, allowed)
+        num_blocks, then = -(-kv_len // block_size), -(-(kv_len + lookahead) // block_size)
+        placed, gone = head.plan(step, step + lookahead, ranking, num_blocks - 1, allowed, then - num_blocks)
         fetched, evicted = fetched + placed, evicted + gone
     if lookahead:
         fill_slot, gone = enter(step + 1, kv_len + 1)
