@@ -34,12 +34,13 @@ def admit_policies(
 @_compiled
 def plan_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, num_kept: Any, num_slots: Any,
-    by_score: Any, step: int, stamp: int, due: Any, allowed: Any, num_selectable: int, ids: Any, layers: Any,
-    heads: Any, fetched: Any,
+    by_score: Any, step: int, stamp: int, due: Any, room: Any, allowed: Any, num_selectable: int, ids: Any,
+    layers: Any, heads: Any, fetched: Any,
 ) -> None:  # fmt: skip
     """One plan per head of policies first … last − 1.
 
-    ids: int32 [B, L, H, W]; due, allowed: int [B], no plan where due < 0. Adds each policy's fetches to `fetched`.
+    ids: int32 [B, L, H, W]; due, room, allowed: int [B], no plan where due < 0. Adds each policy's fetches to
+    `fetched`.
     """
     for policy in range(first, last):
         if due[policy] < 0:
@@ -48,8 +49,8 @@ def plan_policies(
             kernel.plan_heads(
                 slots[policy, unit : unit + 1, :, : num_slots[policy]], blocks[policy, unit : unit + 1],
                 lists[policy, unit : unit + 1], tally[policy, unit : unit + 1], keys[policy], step, due[policy], stamp,
-                num_kept[policy], num_selectable, ids, policy, layers, heads, unit, 1, allowed[policy], False,
-                by_score[policy],
+                max(0, num_kept[policy] - room[policy]), num_selectable, ids, policy, layers, heads, unit, 1,
+                allowed[policy], False, by_score[policy],
             )  # fmt: skip
             fetched[policy] += tally[policy, unit, kernel.NUM_FETCHED]
 
@@ -133,11 +134,17 @@ class ResidencyBatch:
         )  # fmt: skip
 
     def plan(
-        self, ranking: NDArray[np.int32], due: NDArray[np.int64], allowed: NDArray[np.int64], layer: int | None = None
+        self,
+        ranking: NDArray[np.int32],
+        due: NDArray[np.int64],
+        allowed: NDArray[np.int64],
+        layer: int | None = None,
+        room: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
         """Plan for step due[b] ≥ the current one (−1: no plan); returns blocks fetched per policy, int64 [B].
 
         ranking: int32 [B, L, H, W]; with `layer` given, [B, 1, H, W] for that layer alone. allowed: per KV head.
+        room: [B], places to leave for blocks that fill after this step and up to `due`; none by default.
         """
         self._stamp += 1
         fetched = np.zeros(self.num_policies, dtype=np.int64)
@@ -148,7 +155,8 @@ class ResidencyBatch:
             state = tuple(array[:, units] for array in state)
         self._run(
             plan_policies, *state, self._keys, self.num_kept, self.num_slots, self.by_score, self.step, self._stamp,
-            due, allowed, self.num_blocks - 1, _read_only(ranking), layers, heads, fetched,
+            due, np.zeros_like(due) if room is None else room, allowed,
+            self.num_blocks - 1, _read_only(ranking), layers, heads, fetched,
         )  # fmt: skip
         return fetched
 

@@ -61,7 +61,8 @@ class Head:
                 target = self._first_free() if target is None else target
             else:
                 target = self._first_free()
-                target = self._leaving_soonest() if target is None else target
+            if target is None:
+                target = self._leaving_soonest()
             self.slots[target] = Slot(block, due=step)
             self.last_selected[block] = step
 

@@ -43,15 +43,17 @@ def test_batch_equals_residency_of_each_policy_and_head() -> None:
         for on_demand in (True, False):
             ids = ranking(int(n), 4, LAYERS, HEADS)
             due = np.array([step + k if (k == 0) == on_demand else -1 for k in AHEAD])
+            then = num_blocks[np.minimum(np.maximum(due, 0), len(num_blocks) - 1)]
+            room = np.where(due >= 0, then - n, 0)
             if on_demand:
                 fetched = sum(batch.plan(ids[:, layer : layer + 1], due, np.array(CAPS), layer) for layer in range(2))
             else:
-                fetched = batch.plan(ids, due, np.array(CAPS))
+                fetched = batch.plan(ids, due, np.array(CAPS), room=room)
             for b, units in enumerate(single):
                 count = 0
                 for unit, residency in enumerate(units):
                     if due[b] >= 0:
-                        plans, _ = residency.plan(ids[b].reshape(4, -1)[unit][None], int(due[b]), CAPS[b])
+                        plans, _ = residency.plan(ids[b].reshape(4, -1)[unit][None], int(due[b]), CAPS[b], int(room[b]))
                         count += len(plans[0].fetch_ids)
                 assert fetched[b] == count
                 moved += count
