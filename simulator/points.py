@@ -19,6 +19,9 @@ from traces.errors import CapacityError, InputError
 
 Row = dict[str, Any]
 
+TIMELINE_VERSION = 2
+"""Part of every point's cache key; raised when a change of cost, links or timeline moves a result."""
+
 
 def point_key(experiment: ExperimentSpec) -> str:
     """Content hash of everything that decides the point's result; also its cache key."""
@@ -26,8 +29,6 @@ def point_key(experiment: ExperimentSpec) -> str:
 
 
 def _key_parts(point: ResolvedExperiment) -> dict[str, Any]:
-    from simulator.timeline import TIMELINE_VERSION
-
     spec = point.spec
     replays = point.policy.selector != "all"
     return {

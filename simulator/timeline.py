@@ -18,9 +18,6 @@ from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, S
 from simulator.step_work import RunWork
 from simulator.topology import HostTopology
 
-TIMELINE_VERSION = 1
-"""Part of every point's cache key; raise it when a change moves a result."""
-
 
 @dataclass(frozen=True, slots=True)
 class TimelineResult:
