@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-trace_app = typer.Typer(help="Look at, check or pack an attention trace.", no_args_is_help=True)
+trace_app = typer.Typer(help="Look at, check, pack or synthesise an attention trace.", no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
 draft_app = typer.Typer(help="Draft heads that guess the next tokens.", no_args_is_help=True)
 app.add_typer(draft_app, name="draft")
@@ -307,6 +307,59 @@ def draft_train(
         "dtype": dtype,
     }
     return train(prompts, out, options, set_ or [], quiet)
+
+
+@trace_app.command("synth")
+def trace_synth(
+    source: Annotated[
+        str, typer.Option("--from", metavar="TRACE_OR_RECIPE", help="Trace, statistics YAML, or qwen3-8b-published.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Geometry to generate. Default: the source's.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", metavar="TOKENS", help="KV length at the first step, to 1,048,576.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Decode steps. Default: 128.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N")] = 0,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Request of the source trace.")] = None,
+    block_size: Annotated[int, typer.Option("--block-size", metavar="TOKENS", help="Of the source trace.")] = 16,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="L,L", help="Layers generated. Default: all.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option("--max-budget", metavar="TOKENS", help="Largest budget the trace can replay.")
+    ] = None,
+    churn: Annotated[
+        float | None,
+        typer.Option("--churn", metavar="SHARE", help="A recipe's open input: change of the set per step."),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save-statistics", metavar="FILE.yaml", help="Write what was measured, too.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Make a trace of a geometry and context that nobody recorded, and print what it reached beside its targets."""
+    from oasis_sim.verbs.synth import synth
+
+    return synth(
+        source,
+        out,
+        model=model,
+        context=context,
+        steps=steps,
+        seed=seed,
+        group=group,
+        block_size=block_size,
+        layers=layers,
+        budget=budget,
+        churn=churn,
+        save=save,
+        as_json=json,
+        quiet=quiet,
+    )
 
 
 def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:

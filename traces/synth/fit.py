@@ -8,16 +8,17 @@ and a block's scores at two steps are bivariate normal, so that every fit is a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traces.synth.normal import FloatArray, above, both_above_fast, threshold_of
 from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
 
-FAST_STEPS = (2.0, 4.0)
-SLOW_STEPS = (12.0, 24.0, 48.0, 96.0)
+FAST_STEPS = (2.0, 4.0, 8.0)
+SLOW_STEPS = (16.0, 32.0, 64.0, 128.0)
 """Time constants tried for the two parts."""
 _LEVELS = np.arange(-9.0, 9.0001, 0.05)
 _CORRELATIONS = np.append(1.0 - np.linspace(1.0, 0.05, 39) ** 2, [0.9996, 1.0])
@@ -126,37 +127,45 @@ class HeadProcess:
     def correlation(self, levels: FloatArray, lag: float) -> FloatArray:
         """Autocorrelation of the noise at a lag ≥ 1."""
         fast, slow = self.noise_shares(levels)
-        return fast * np.exp(-lag / self.fast_steps) + slow * np.exp(-lag / self.slow_steps)
+        correlation: FloatArray = fast * np.exp(-lag / self.fast_steps) + slow * np.exp(-lag / self.slow_steps)
+        return correlation
 
-    def overlap(self, sizes: FloatArray, lag: float, block_size_tokens: int) -> FloatArray:
+    def overlap(self, sizes: FloatArray, thresholds: FloatArray, lag: float, block_size_tokens: int) -> FloatArray:
         """Expected share of the K best that are among the K best `lag` steps later, [K]."""
-        levels, thresholds = self.nodes.aged(lag / block_size_tokens), self.nodes.thresholds(sizes)
+        levels = self.nodes.aged(lag / block_size_tokens)
         both = both_above_fast(thresholds[:, None] - levels[None, :], self.correlation(levels, lag)[None, :])
-        return (both * self.nodes.weight).sum(axis=1) / sizes
+        overlap: FloatArray = (both * self.nodes.weight).sum(axis=1) / sizes
+        return overlap
 
 
-def fit_head(statistics: TraceStatistics, head: HeadStatistics) -> HeadProcess:
-    """Levels from who is in the sets, noise from how sets persist, drafts from how they overlap."""
-    sizes = np.array(statistics.set_sizes, dtype=np.float64)
-    lags = np.array(statistics.lags, dtype=np.float64)
-    nodes, shares, base = _fit_levels(statistics, head, sizes)
-    thresholds = nodes.thresholds(sizes)
-    target = np.array(head.persistence)
-    curves = [_overlap_curve(nodes.aged(lag / statistics.block_size_tokens), nodes, thresholds) for lag in lags]
-    wanted = np.stack([_inverted(target[:, i], curve) for i, curve in enumerate(curves)], axis=1)
-    goal = wanted.copy()
-    process: HeadProcess | None = None
-    importance = _importance(curves[0], sizes)
-    for _ in range(_NOISE_ROUNDS):
-        steps, parts = _fit_noise(goal, importance, lags)
+class HeadFit:
+    """Fits one head: levels from who is in the sets, noise from how sets persist, drafts from how they overlap."""
+
+    def __init__(self, statistics: TraceStatistics, head: HeadStatistics) -> None:
+        self._statistics, self._head = statistics, head
+        self.sizes = np.array(statistics.set_sizes, dtype=np.float64)
+        self.lags = np.array(statistics.lags, dtype=np.float64)
+        self._nodes, self._shares, self._base = _fit_levels(statistics, head, self.sizes)
+        self._thresholds = self._nodes.thresholds(self.sizes)
+        aged = [self._nodes.aged(lag / statistics.block_size_tokens) for lag in self.lags]
+        self._curves = [_overlap_curve(levels, self._nodes, self._thresholds) for levels in aged]
+        self._steps: tuple[tuple[float, float], ...] = tuple(itertools.product(FAST_STEPS, SLOW_STEPS))
+
+    def process(self, bias: FloatArray) -> HeadProcess:
+        """The fitted head. bias: [K, lags], what to take from the measured persistence before fitting it, because a
+        process comes out that much above what the closed form says."""
+        statistics, head, lags = self._statistics, self._head, self.lags
+        wanted = self._correlations(np.array(head.persistence) - bias)
+        importance = _importance(self._curves[0], self.sizes)
+        goal = wanted.copy()
         process = HeadProcess(
-            nodes=nodes,
-            level_shares=shares,
-            noise_levels=thresholds[::-1] + 1e-9 * np.arange(len(sizes)),
-            fast=parts[::-1, 0],
-            slow=parts[::-1, 1],
-            fast_steps=steps[0],
-            slow_steps=steps[1],
+            nodes=self._nodes,
+            level_shares=self._shares,
+            noise_levels=self._thresholds[::-1] + 1e-9 * np.arange(len(self.sizes)),
+            fast=np.zeros(len(self.sizes)),
+            slow=np.zeros(len(self.sizes)),
+            fast_steps=FAST_STEPS[0],
+            slow_steps=SLOW_STEPS[0],
             level_correlation=0.0,
             drafts=(),
             mass_noise=0.0,
@@ -164,26 +173,51 @@ def fit_head(statistics: TraceStatistics, head: HeadStatistics) -> HeadProcess:
             open_mass=head.open_mass,
             octaves_by_rank=np.array(head.octaves_by_rank),
         )
-        reached = np.stack([process.overlap(sizes, lag, statistics.block_size_tokens) for lag in lags], axis=1)
-        reached = np.stack([_inverted(reached[:, i], curve) for i, curve in enumerate(curves)], axis=1)
-        goal = np.clip(goal + 0.8 * (wanted - reached), -0.5, 1.0)
-    assert process is not None
-    middle = slice(nodes.num_sinks + nodes.num_ages, None)
-    mean = np.average(nodes.levels[middle], weights=nodes.weight[middle])
-    spread = float(np.average((nodes.levels[middle] - mean) ** 2, weights=nodes.weight[middle]))
-    still = curves[0] if not lags[0] > 1 else curves[0]
-    drafts = tuple(
-        {kind: _fit_draft(state, still, curves, lags, wanted, importance, j) for kind, state in states.items()}
-        for j, states in enumerate(head.drafts, start=1)
-    )
-    return HeadProcess(
-        **{
-            **{name: getattr(process, name) for name in HeadProcess.__slots__},
-            "level_correlation": _level_correlation(head, base, spread),
-            "drafts": drafts,
-            "mass_noise": _mass_noise(statistics, head, sizes, spread),
-        }
-    )
+        for _ in range(_NOISE_ROUNDS):
+            steps, parts = _fit_noise(goal, importance, lags, self._steps)
+            self._steps = (steps,)
+            process = replace(
+                process, fast=parts[::-1, 0], slow=parts[::-1, 1], fast_steps=steps[0], slow_steps=steps[1]
+            )
+            size = statistics.block_size_tokens
+            reached = np.stack([process.overlap(self.sizes, self._thresholds, lag, size) for lag in lags], axis=1)
+            goal = np.clip(goal + 0.8 * (wanted - self._correlations(reached)), -0.5, 1.0)
+        middle = slice(self._nodes.num_sinks + self._nodes.num_ages, None)
+        levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
+        spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
+        drafts = tuple(
+            {kind: self._draft(state, wanted, importance, bias, j) for kind, state in states.items()}
+            for j, states in enumerate(head.drafts, start=1)
+        )
+        return replace(
+            process,
+            level_correlation=_level_correlation(head, self._base, spread),
+            drafts=drafts,
+            mass_noise=_mass_noise(statistics, head, self.sizes, spread),
+        )
+
+    def _correlations(self, persistence: FloatArray) -> FloatArray:
+        """Autocorrelations that give these overlaps, both [K, lags]."""
+        return np.stack([_inverted(persistence[:, i], curve) for i, curve in enumerate(self._curves)], axis=1)
+
+    def _draft(
+        self, state: DraftState, wanted: FloatArray, importance: FloatArray, bias: FloatArray, distance: int
+    ) -> DraftNoise:
+        """Position of a draft's correlations between that of the two steps and 1, mean over K.
+
+        Members of a draft row have aged by `distance` steps, as the real rows at that lag.
+        """
+        apart = np.array([np.interp(distance, self.lags, row) for row in wanted])
+        nearest = int(np.argmin(np.abs(self.lags - distance)))
+        scale = np.maximum(1.0 - apart, 0.02)
+        # The bias of a pair of sets vanishes as they become equal.
+        changed = 1.0 - np.array(self._head.persistence)[:, nearest]
+        found = []
+        for overlaps in (np.array(state.with_true), np.array(state.with_issue)):
+            share = np.minimum((1.0 - overlaps) / np.maximum(changed, 1e-3), 1.5)
+            correlation = _inverted(overlaps - bias[:, nearest] * share, self._curves[nearest])
+            found.append(float(np.clip(np.average((correlation - apart) / scale, weights=importance * scale), -1, 1)))
+        return DraftNoise(*found)
 
 
 def _fit_levels(
@@ -204,7 +238,9 @@ def _fit_levels(
     middle = np.stack([np.interp(at, shares, row) for row in popularity])
     occupancy = np.concatenate([sink, recency, middle], axis=1)
     weight = np.concatenate([np.ones(sink.shape[1] + recency.shape[1]), np.diff(edges) * num_middle])
-    nodes = Nodes(-2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998)), weight, sink.shape[1], recency.shape[1])
+    nodes = Nodes(
+        -2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998)), weight, sink.shape[1], recency.shape[1]
+    )
     for _ in range(_LEVEL_ROUNDS):
         model = above(nodes.thresholds(sizes)[:, None] - _LEVELS[None, :])
         gap = occupancy[:, :, None] - model[:, None, :]
@@ -235,18 +271,20 @@ def _importance(curve: FloatArray, sizes: FloatArray) -> FloatArray:
     return sizes * np.maximum(curve[:, -1] - curve[:, 0], 1e-6)
 
 
-def _fit_noise(wanted: FloatArray, importance: FloatArray, lags: FloatArray) -> tuple[tuple[float, float], FloatArray]:
-    """Time constants for all K and the shares (fast, slow) of each, [K, 2]; lag 1 counts most."""
-    root = np.sqrt(1.0 / lags)
+def _fit_noise(
+    wanted: FloatArray, importance: FloatArray, lags: FloatArray, tried: Sequence[tuple[float, float]]
+) -> tuple[tuple[float, float], FloatArray]:
+    """The best of the pairs of time constants for all K, and the shares (fast, slow) of each K, [K, 2]. Lag 1 counts
+    most."""
+    root = lags**-0.25
     root[0] *= 4.0
     best: tuple[float, tuple[float, float], FloatArray] = (np.inf, (0.0, 0.0), np.zeros((0, 2)))
-    for fast_steps in FAST_STEPS:
-        for slow_steps in SLOW_STEPS:
-            basis = np.stack([np.exp(-lags / fast_steps), np.exp(-lags / slow_steps)])
-            parts = np.array([_shares(basis * root, row * root) for row in wanted])
-            loss = float((importance * (((parts @ basis - wanted) * root) ** 2).sum(axis=1)).sum())
-            if loss < best[0]:
-                best = (loss, (fast_steps, slow_steps), parts)
+    for steps in tried:
+        basis = np.stack([np.exp(-lags / constant) for constant in steps])
+        parts = np.array([_shares(basis * root, row * root) for row in wanted])
+        loss = float((importance * (((parts @ basis - wanted) * root) ** 2).sum(axis=1)).sum())
+        if loss < best[0]:
+            best = (loss, steps, parts)
     return best[1], best[2]
 
 
@@ -256,7 +294,9 @@ def _shares(basis: FloatArray, target: FloatArray) -> tuple[float, float]:
     determinant = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
     candidates = []
     if determinant > 1e-12:
-        free = np.array([gram[1, 1] * moment[0] - gram[0, 1] * moment[1], gram[0, 0] * moment[1] - gram[0, 1] * moment[0]])
+        free = np.array(
+            [gram[1, 1] * moment[0] - gram[0, 1] * moment[1], gram[0, 0] * moment[1] - gram[0, 1] * moment[0]]
+        )
         candidates.append(free / determinant)
     candidates.append(np.array([np.clip(moment[0] / gram[0, 0], 0.0, 1.0), 0.0]))
     candidates.append(np.array([0.0, np.clip(moment[1] / gram[1, 1], 0.0, 1.0)]))
@@ -266,28 +306,6 @@ def _shares(basis: FloatArray, target: FloatArray) -> tuple[float, float]:
     valid = [c for c in candidates if (c >= 0).all() and c.sum() <= 1.0 + 1e-9]
     fast, slow = min(valid, key=lambda c: float(c @ gram @ c - 2 * c @ moment))
     return float(fast), float(slow)
-
-
-def _fit_draft(
-    state: DraftState,
-    curve: FloatArray,
-    curves: list[FloatArray],
-    lags: FloatArray,
-    wanted: FloatArray,
-    importance: FloatArray,
-    distance: int,
-) -> DraftNoise:
-    """Position of a draft's correlations between that of the two steps and 1, mean over K.
-
-    Members of a draft row have aged by `distance` steps, as the real rows at that lag.
-    """
-    apart = np.array([np.interp(distance, lags, row) for row in wanted])
-    nearest = curves[int(np.argmin(np.abs(lags - distance)))]
-    scale = np.maximum(1.0 - apart, 0.02)
-    known = (_inverted(np.array(state.with_true), nearest) - apart) / scale
-    kept = (_inverted(np.array(state.with_issue), nearest) - apart) / scale
-    weight = importance * scale
-    return DraftNoise(*(float(np.clip(np.average(x, weights=weight), -1.0, 1.0)) for x in (known, kept)))
 
 
 def _mass_noise(statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float) -> float:

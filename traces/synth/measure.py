@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traces.codec import Ids
-from traces.errors import InputError
+from traces.errors import InputError, TraceError
 from traces.group import TraceGroup
+from traces.mass import BlockMass
 from traces.reader import FileGroup
 from traces.schema import DrafterAttributes, draft_distance
 from traces.synth.normal import threshold_of
@@ -22,7 +24,7 @@ from traces.synth.statistics import (
 )
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-SET_SIZES = (4, 8, 16, 20, 32, 64, 128, 256, 512, 1024, 2048)
+DEFAULT_SET_SIZES = (4, 8, 16, 20, 32, 64, 128, 256, 512, 1024, 2048)
 NUM_SINK_BLOCKS = 2
 RECENT_TOKENS = 512
 """Blocks younger than this are described by their age. Chosen so that a short turn of a chat is inside."""
@@ -37,8 +39,10 @@ Members = NDArray[np.bool_]
 """Whether a block is among the K best: [S, L, H, n]."""
 
 
-def measure(group: TraceGroup, block_size_tokens: int) -> TraceStatistics:
+def measure(group: TraceGroup, block_size_tokens: int, set_sizes: Sequence[int] = DEFAULT_SET_SIZES) -> TraceStatistics:
     """Statistics of one request at one block size, per layer and head.
+
+    set_sizes: the K, ascending; those beyond what is ranked are left out.
 
     Raises InputError for a request too short to measure (fewer than 17 steps, or a context of few blocks).
     """
@@ -48,48 +52,37 @@ def measure(group: TraceGroup, block_size_tokens: int) -> TraceStatistics:
     lags = tuple(lag for lag in LAGS if num_steps - lag >= _MIN_PAIRS)
     num_recent = min(RECENT_TOKENS // block_size_tokens, int(num_blocks[0]) // 4)
     most = min(num_ranked, int(num_blocks[0]) - NUM_SINK_BLOCKS - 1)
-    sizes = tuple(size for size in SET_SIZES if size <= most)
+    sizes = tuple(size for size in set_sizes if size <= most)
     if not lags or not sizes or num_recent < 1:
         raise InputError(
             f"request {group.name!r}: {num_steps} steps and {num_blocks[0]} blocks of {block_size_tokens} tokens are "
             f"too few to measure; at least {_MIN_PAIRS + 1} steps and 8 blocks are needed"
         )
-    if most not in sizes and most > 1.25 * sizes[-1]:
+    if tuple(set_sizes) == DEFAULT_SET_SIZES and most > 1.25 * sizes[-1]:
         sizes = (*sizes, most)
     kinds, rows_of_kind = _draft_kinds(group, block_size_tokens)
     drafts = {name: group.ranking(name, block_size_tokens) for name in group.rankings(block_size_tokens)}
     drafts = {name: ids for name, ids in drafts.items() if draft_distance(name)}
     exact = group.ranking("exact", block_size_tokens) if "exact" in group.rankings(block_size_tokens) else None
-    by_size = [_measure_size(true, drafts, rows_of_kind, exact, size, num_blocks, lags, num_recent) for size in sizes]
     ranks = tuple(2**i for i in range(int(num_blocks[0]).bit_length()) if 2**i <= num_blocks[0] - 3)
-    mass = _measure_mass(group, block_size_tokens, true, exact, sizes, ranks, num_blocks)
-    noise = _rank_noise(true, num_blocks)
+    block_mass = _block_mass(group, block_size_tokens)
     layers = []
     for at, layer in enumerate(group.layers(block_size_tokens)):
-        heads = []
-        for h in range(group.num_kv_heads):
-            rows = {name: tuple(_shares(values[name][..., at, h]) for values in by_size) for name in _BY_SIZE}
-            states = [
-                {
-                    kind: DraftState(
-                        with_true=tuple(float(values["drafts"][j, kind][0][at, h]) for values in by_size),
-                        with_issue=tuple(float(values["drafts"][j, kind][1][at, h]) for values in by_size),
-                    )
-                    for kind in kind_shares.shares
-                }
-                for j, kind_shares in enumerate(kinds, start=1)
-            ]
-            heads.append(
-                HeadStatistics(
-                    **rows,
-                    adjacency=tuple(float(values["adjacency"][at, h]) for values in by_size),
-                    drafts=tuple(states),
-                    exact_overlap=tuple(float(v["exact_overlap"][at, h]) for v in by_size) if exact is not None else (),
-                    rank_noise=float(noise[at, h]),
-                    **{name: _listed(values[..., at, h]) for name, values in mass.items()},
-                )
-            )
-        layers.append(LayerStatistics(layer=layer, heads=tuple(heads)))
+        only = slice(at, at + 1)
+        best = None if exact is None else exact[:, only]
+        drafted = {name: ids[:, only] for name, ids in drafts.items()}
+        by_size = [
+            _measure_size(true[:, only], drafted, rows_of_kind, best, size, num_blocks, lags, num_recent)
+            for size in sizes
+        ]
+        mass: dict[str, NDArray[np.float64]] = {}
+        if block_mass is not None:
+            levels, scale, outside = block_mass.levels, block_mass.scale, block_mass.outside
+            dense = BlockMass(levels[:, only], scale[:, only], outside[:, only]).dense()
+            mass = _measure_mass(dense, true[:, only], best, sizes, ranks, num_blocks)
+        noise = _rank_noise(true[:, only], num_blocks)
+        heads = tuple(_head(h, by_size, kinds, mass, noise, exact is not None) for h in range(group.num_kv_heads))
+        layers.append(LayerStatistics(layer=layer, heads=heads))
     return TraceStatistics(
         name=group.name,
         kind="measured",
@@ -100,7 +93,7 @@ def measure(group: TraceGroup, block_size_tokens: int) -> TraceStatistics:
         num_steps=num_steps,
         set_sizes=sizes,
         lags=lags,
-        mass_ranks=ranks if "octaves_by_rank" in mass else (),
+        mass_ranks=() if block_mass is None else ranks,
         popularity_shares=POPULARITY_SHARES,
         draft_kinds=tuple(kinds),
         layers=tuple(layers),
@@ -108,6 +101,37 @@ def measure(group: TraceGroup, block_size_tokens: int) -> TraceStatistics:
 
 
 _BY_SIZE = ("persistence", "sink", "recency", "popularity")
+
+
+def _head(
+    h: int,
+    by_size: list[dict[str, Any]],
+    kinds: list[DraftKinds],
+    mass: dict[str, NDArray[np.float64]],
+    noise: NDArray[np.float64],
+    has_exact: bool,
+) -> HeadStatistics:
+    """One head of one layer, out of arrays whose last axes are [1, H]."""
+    rows = {name: tuple(_shares(values[name][..., 0, h]) for values in by_size) for name in _BY_SIZE}
+    states = [
+        {
+            kind: DraftState(
+                with_true=tuple(float(values["drafts"][j, kind][0][0, h]) for values in by_size),
+                with_issue=tuple(float(values["drafts"][j, kind][1][0, h]) for values in by_size),
+            )
+            for kind in kind_shares.shares
+        }
+        for j, kind_shares in enumerate(kinds, start=1)
+    ]
+    listed: dict[str, Any] = {name: _listed(values[..., 0, h]) for name, values in mass.items()}
+    return HeadStatistics(
+        **rows,
+        **listed,
+        adjacency=tuple(float(values["adjacency"][0, h]) for values in by_size),
+        drafts=tuple(states),
+        exact_overlap=tuple(float(values["exact_overlap"][0, h]) for values in by_size) if has_exact else (),
+        rank_noise=float(noise[0, h]),
+    )
 
 
 def members(ids: Ids, size: int, num_blocks: int) -> Members:
@@ -122,7 +146,8 @@ def overlap(a: Members, b: Members, size: int) -> NDArray[np.float64]:
     """Mean over steps of |a ∩ b| / size: [L, H]."""
     if not len(a):
         return np.zeros(a.shape[1:3])
-    return np.count_nonzero(a & b, axis=-1).mean(axis=0) / size
+    share: NDArray[np.float64] = np.count_nonzero(a & b, axis=-1).mean(axis=0) / size
+    return share
 
 
 def _measure_size(
@@ -134,8 +159,8 @@ def _measure_size(
     num_blocks: NDArray[np.int64],
     lags: tuple[int, ...],
     num_recent: int,
-) -> dict[str, NDArray[np.float64]]:
-    """Statistics at one K; leading axes, then [L, H]."""
+) -> dict[str, Any]:
+    """Statistics at one K; leading axes, then [L, H]. `drafts`: both overlaps by (distance, kind)."""
     most = int(num_blocks.max())
     best = members(true, size, most)
     steps = np.arange(len(best))
@@ -156,7 +181,7 @@ def _measure_size(
         "popularity": np.moveaxis(popular[..., picks], -1, 0),
         "adjacency": np.divide(pairs, base, out=np.zeros(pairs.shape), where=base > 0),
         "exact_overlap": np.zeros(0) if exact is None else overlap(members(exact, size, most), best, size),
-        "drafts": overlaps,  # type: ignore[dict-item]
+        "drafts": overlaps,
     }
 
 
@@ -171,7 +196,7 @@ def _draft_kinds(
         positions = np.arange(j, group.num_positions)
         kind_of = np.full(group.num_positions, "all", dtype="<U8")
         drafter: DrafterAttributes | None = group.attributes.drafter if isinstance(group, FileGroup) else None
-        if isinstance(group, FileGroup) and drafter is not None and drafter.distances >= j:
+        if isinstance(group, FileGroup) and drafter is not None and drafter.acceptance is not None:
             guessed, accepted = group.array(f"draft{j}/token"), group.array(f"draft{j}/accepted")
             kind_of = np.where(accepted > 0, "right", np.where(guessed < 0, "fallback", "wrong"))
         found = sorted(set(kind_of[positions].tolist()))
@@ -184,22 +209,23 @@ def _draft_kinds(
     return kinds, rows
 
 
+def _block_mass(group: TraceGroup, block_size_tokens: int) -> BlockMass | None:
+    """None for a request without any recorded mass: its statistics are those of its sets."""
+    try:
+        return group.mass(block_size_tokens)
+    except TraceError:
+        return None
+
+
 def _measure_mass(
-    group: TraceGroup,
-    block_size_tokens: int,
+    dense: NDArray[np.float32],
     true: Ids,
     exact: Ids | None,
     sizes: tuple[int, ...],
     ranks: tuple[int, ...],
     num_blocks: NDArray[np.int64],
 ) -> dict[str, NDArray[np.float64]]:
-    """Where the softmax mass lies, [..., L, H]; empty where the trace has none."""
-    try:
-        dense = group.mass(block_size_tokens).dense()
-    except Exception as error:  # a group without any mass has statistics of its sets only
-        if type(error).__name__ != "TraceError":
-            raise
-        return {}
+    """Where the softmax mass lies, [..., L, H]. dense: [S, L, H, n], overwritten."""
     steps = np.arange(len(dense))
     open_mass = dense[steps, ..., num_blocks - 1]
     out = {"sink_mass": dense[..., 0].mean(axis=0), "open_mass": open_mass.mean(axis=0)}
@@ -211,11 +237,8 @@ def _measure_mass(
     dense[steps, ..., num_blocks - 1] = 0.0
     dense[..., 0] = 0.0
     order = -np.sort(-dense, axis=-1)
-    known = (order > 0).all(axis=0)
     octaves = np.log2(np.maximum(order, 2.0**-40)) - np.log2(np.maximum(order[..., :1], 2.0**-40))
-    curve = octaves.mean(axis=0)
-    if exact is None or not known[..., : ranks[-1]].all():
-        curve = np.where(known, curve, np.minimum.accumulate(curve, axis=-1))
+    curve = np.minimum.accumulate(octaves.mean(axis=0), axis=-1)
     out["octaves_by_rank"] = np.stack([curve[..., rank - 1] for rank in ranks])
     return {name: np.asarray(values, dtype=np.float64) for name, values in out.items()}
 

@@ -27,8 +27,11 @@ def _table() -> tuple[FloatArray, FloatArray]:
 
 def above(threshold: ArrayLike) -> FloatArray:
     """P(Z > threshold) of a standard normal Z."""
-    x, upper = _table()
-    return np.interp(np.asarray(threshold, dtype=np.float64), x, upper)
+    _, upper = _table()
+    at = (np.clip(np.asarray(threshold, dtype=np.float64), -_LIMIT, _LIMIT) + _LIMIT) * ((_POINTS - 1) / (2 * _LIMIT))
+    low = np.minimum(at.astype(np.intp), _POINTS - 2)
+    probability: FloatArray = upper[low] + (at - low) * (upper[low + 1] - upper[low])
+    return probability
 
 
 def quantiles(count: int) -> FloatArray:
@@ -55,7 +58,8 @@ def both_above(threshold: ArrayLike, correlation: ArrayLike) -> FloatArray:
     angle = 0.5 * top[..., None] * (nodes + 1.0)
     inner = np.exp(-0.5 * (h[..., None] / np.cos(angle)) ** 2)
     owen_t = 0.5 * top * (inner * weights).sum(axis=-1) / (2.0 * math.pi)
-    return above(h) - 2.0 * owen_t
+    joint: FloatArray = above(h) - 2.0 * owen_t
+    return joint
 
 
 @lru_cache(maxsize=1)

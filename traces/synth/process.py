@@ -18,6 +18,7 @@ Scores = NDArray[np.float32]
 _KERNEL_BLOCKS = 64
 """Length of the kernel that correlates the levels of neighbouring blocks."""
 _MASS_KNOTS = 128
+_LEAST_MASS = 1e-9
 
 
 class LayerProcess:
@@ -44,6 +45,7 @@ class LayerProcess:
         ]
         self._past: deque[tuple[Scores, Scores]] = deque(maxlen=num_distances + 1)
         self._num_selectable = -1
+        self._draft_weights: dict[tuple[int, str], tuple[Scores, ...]] = {}
         self._curves: list[tuple[FloatArray, FloatArray]] = []
         self.scores: Scores = np.empty(self._shape, np.float32)
         """Of the current step; only the first `num_selectable` columns mean anything."""
@@ -55,7 +57,7 @@ class LayerProcess:
         for state, keep in zip((self._fast, self._slow), self._keep, strict=True):
             state *= keep
             state += np.sqrt(1.0 - keep**2) * self._normal()
-        steady = self._fast_scale * self._fast + self._slow_scale * self._slow
+        steady: Scores = self._fast_scale * self._fast + self._slow_scale * self._slow
         white = self._normal()
         self._past.append((steady, white))
         self.scores = self._levels + steady + self._white_scale * white
@@ -63,10 +65,7 @@ class LayerProcess:
     def draft_scores(self, distance: int, kind: str) -> Scores:
         """Scores by a draft of this kind, made `distance` steps ago for the current step."""
         (steady, white), (old_steady, old_white) = self._past[-1], self._past[-1 - distance]
-        known, kept, fresh, faith = (
-            np.array(column, np.float32)[:, None]
-            for column in zip(*(_draft_weights(head, distance, kind) for head in self.heads), strict=True)
-        )
+        known, kept, fresh, faith = self._weights(distance, kind)
         noise = old_steady + known * (steady - old_steady)
         mixed = known * white + kept * old_white
         if fresh.any():
@@ -76,28 +75,38 @@ class LayerProcess:
             noise = faith * noise + np.sqrt(1.0 - faith**2) * self._normal()
         return self._levels + noise
 
-    def mass(self) -> FloatArray:
-        """Softmax mass of every block of the current step, the open one last, float64 [H, num_selectable + 1].
+    def _weights(self, distance: int, kind: str) -> tuple[Scores, ...]:
+        """`_draft_weights` of every head, each [H, 1]."""
+        if (distance, kind) not in self._draft_weights:
+            rows = [_draft_weights(head, distance, kind) for head in self.heads]
+            columns = (np.array(column, np.float32)[:, None] for column in zip(*rows, strict=True))
+            self._draft_weights[distance, kind] = tuple(columns)
+        return self._draft_weights[distance, kind]
+
+    def log2_mass(self) -> Scores:
+        """log2 of the softmax mass of every block of the current step, the open one last, [H, num_selectable + 1].
 
         The blocks between the sink and the open block follow the measured curve of mass by rank, at ranks that come
         from the score plus a shift that is fixed per block; the sink's and the open block's shares are constant.
         """
         count = self._num_selectable
-        shifted = (self.scores + self._mass_shift)[:, :count].astype(np.float64)
-        out = np.empty((len(self.heads), count + 1))
+        shifted = self.scores[:, :count] + self._mass_shift[:, :count]
+        out = np.empty((len(self.heads), count + 1), np.float32)
         for index, head in enumerate(self.heads):
-            out[index, 1:count] = np.exp2(np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])))
-            out[index, 1:count] *= (1.0 - head.sink_mass - head.open_mass) / out[index, 1:count].sum()
-            out[index, 0], out[index, count] = head.sink_mass, head.open_mass
+            between = np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])).astype(np.float32)
+            share = max(1.0 - head.sink_mass - head.open_mass, _LEAST_MASS)
+            out[index, 1:count] = between + np.log2(share / np.exp2(between).sum(dtype=np.float64))
+            out[index, 0] = np.log2(max(head.sink_mass, _LEAST_MASS))
+            out[index, count] = np.log2(max(head.open_mass, _LEAST_MASS))
         return out
 
-    def _mass_curve(self, index: int, shifted: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _mass_curve(self, index: int, shifted: Scores) -> tuple[FloatArray, FloatArray]:
         """Octaves by score, ascending; made when blocks come, and kept until the next ones."""
         if len(self._curves) == index:
             ranks = np.unique(np.geomspace(1, len(shifted), _MASS_KNOTS).astype(int))
             best = -np.sort(-shifted)[ranks - 1]
             octaves = rank_octaves(ranks, self._mass_ranks, self.heads[index].octaves_by_rank)
-            self._curves.append((best[::-1] + 1e-9 * np.arange(len(ranks)), octaves[::-1]))
+            self._curves.append((best[::-1].astype(np.float64) + 1e-9 * np.arange(len(ranks)), octaves[::-1]))
         return self._curves[index]
 
     def _set_levels(self, num_selectable: int) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from traces.codec import rank_scores
 from traces.errors import InputError
-from traces.mass import quantise_mass
 from traces.schema import (
+    MASS_LEVELS_PER_OCTAVE,
     BlockSizeAttributes,
     DrafterAttributes,
     GroupAttributes,
@@ -20,18 +20,20 @@ from traces.schema import (
     Provenance,
     TraceAttributes,
 )
-from traces.synth.fit import HeadProcess, fit_head
+from traces.synth.calibrate import fit_heads
 from traces.synth.normal import both_above_fast, threshold_of
 from traces.synth.process import LayerProcess
 from traces.synth.statistics import TraceStatistics
 from traces.writer import StepRecord, TraceWriter
 
 MAX_CONTEXT_TOKENS = 1 << 20
-LEVELS_PER_OCTAVE, OCTAVES_PER_UNIT = 16, 2.5
-"""A unit of the process (one standard deviation of a block's noise) is stored as 2.5 octaves of score: an assumption
+LEVELS_PER_OCTAVE, OCTAVES_PER_UNIT = 16, 1.5
+"""A unit of the process (one standard deviation of a block's noise) is stored as 1.5 octaves of score: an assumption
 that moves no rank, and keeps the best M blocks within the 16 octaves that levels span."""
 DENSE_MASS_BYTES = 64 << 20
 """Up to this size the mass of every block is stored, beyond it that of ranked blocks and the sum of the rest."""
+ZSTD_LEVEL = 3
+"""Written for use, not for shipping."""
 _KINDS_IN_ORDER = ("right", "all", "wrong", "fallback")
 
 
@@ -45,6 +47,7 @@ def synthesise(
     *,
     layers: Sequence[int] | None = None,
     max_budget_tokens: int | None = None,
+    command: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write the trace folder `out` and return it. Same arguments, same content hash.
@@ -70,16 +73,20 @@ def synthesise(
     dense = num_steps * len(chosen) * geometry.num_kv_heads * capacity <= DENSE_MASS_BYTES
     distances = len(statistics.draft_kinds)
     kinds = draft_kinds(statistics, num_steps, np.random.default_rng([seed, 1 << 20]))
-    attributes = _attributes(statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds)
+    attributes = _attributes(
+        statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds, command
+    )
     processes = _processes(statistics, geometry, chosen, capacity, seed)
-    with TraceWriter(out, attributes[0]) as writer:
+    with TraceWriter(out, attributes[0], zstd_level=ZSTD_LEVEL) as writer:
         group = writer.group(attributes[2], attributes[1])
         for step in range(num_steps):
             kv_len = context_tokens + step
             records = []
             for process in processes:
                 process.advance((kv_len - 1) // size)
-                records.append(_layer_record(process, step, kinds, num_ranked, (kv_len - 1) // size, context_tokens, size))
+                records.append(
+                    _layer_record(process, step, kinds, num_ranked, (kv_len - 1) // size, context_tokens, size)
+                )
             group.append(_step_record(records, step, kv_len, size, distances, kinds))
             if progress is not None:
                 progress(step + 1, num_steps)
@@ -117,18 +124,13 @@ def _processes(
     statistics: TraceStatistics, geometry: ModelGeometry, layers: Sequence[int], capacity: int, seed: int
 ) -> list[LayerProcess]:
     depth = np.array([(row.layer + 0.5) / statistics.model.num_layers for row in statistics.layers])
-    fitted: dict[tuple[int, int], HeadProcess] = {}
+    sources = [int(np.argmin(np.abs(depth - (layer + 0.5) / geometry.num_layers))) for layer in layers]
+    fitted = fit_heads(statistics, sources)
+    ranks = np.array(statistics.mass_ranks, dtype=np.float64)
     processes = []
-    for layer in layers:
-        source = int(np.argmin(np.abs(depth - (layer + 0.5) / geometry.num_layers)))
-        heads = []
-        for head in range(geometry.num_kv_heads):
-            at = (source, head % len(statistics.layers[source].heads))
-            if at not in fitted:
-                fitted[at] = fit_head(statistics, statistics.layers[at[0]].heads[at[1]])
-            heads.append(fitted[at])
+    for layer, source in zip(layers, sources, strict=True):
+        heads = [fitted[source][head % len(fitted[source])] for head in range(geometry.num_kv_heads)]
         rng = np.random.default_rng([seed, layer])
-        ranks = np.array(statistics.mass_ranks, dtype=np.float64)
         processes.append(LayerProcess(heads, capacity, ranks, len(statistics.draft_kinds), rng))
     return processes
 
@@ -150,14 +152,18 @@ def _layer_record(
             existed = (context_tokens + step - distance - 1) // size
             drafted = process.draft_scores(distance, str(of_step[step]))[:, :existed] * np.float32(OCTAVES_PER_UNIT)
             ranked[f"draft{distance}"] = rank_scores(drafted, num_ranked, LEVELS_PER_OCTAVE)
-    mass = process.mass()
+    octaves = process.log2_mass()
+    below = MASS_LEVELS_PER_OCTAVE * (octaves - octaves.max(axis=-1, keepdims=True))
+    levels = np.maximum(np.rint(255.0 + below), 0.0).astype(np.uint8)
     ids = ranked["true"][0]
-    inside = np.where(ids >= 0, np.take_along_axis(mass, np.maximum(ids, 0).astype(np.int64), axis=-1), 0.0)
-    return ranked, quantise_mass(mass), np.clip(1.0 - inside.sum(axis=-1), 0.0, 1.0).astype(np.float32)
+    inside = np.exp2(np.take_along_axis(octaves, np.maximum(ids, 0).astype(np.int64), axis=-1)) * (ids >= 0)
+    return ranked, levels, np.clip(1.0 - inside.sum(axis=-1, dtype=np.float64), 0.0, 1.0).astype(np.float32)
 
 
 def _step_record(
-    records: Sequence[tuple[dict[str, tuple[NDArray[np.int32], NDArray[np.uint8]]], NDArray[np.uint8], NDArray[np.float32]]],
+    records: Sequence[
+        tuple[dict[str, tuple[NDArray[np.int32], NDArray[np.uint8]]], NDArray[np.uint8], NDArray[np.float32]]
+    ],
     step: int,
     kv_len: int,
     size: int,
@@ -172,7 +178,7 @@ def _step_record(
     guesses = []
     for j in range(1, distances + 1):
         kind = str(kinds[j - 1][step]) if step >= j else "fallback"
-        guesses.append({"right": 0, "wrong": 1, "all": 1}.get(kind))
+        guesses.append({"right": 0, "wrong": 1}.get(kind))
     mass = {size: np.stack([r[1] for r in records])}
     return StepRecord(kv_len, 0, rankings, mass, {size: np.stack([r[2] for r in records])}, tuple(guesses))
 
@@ -188,8 +194,9 @@ def _check(
     size = statistics.block_size_tokens
     if not 8 * size <= context_tokens <= MAX_CONTEXT_TOKENS:
         raise InputError(f"context of {context_tokens} tokens: must be {8 * size} … {MAX_CONTEXT_TOKENS}")
-    if num_steps < 2:
-        raise InputError(f"{num_steps} steps: at least 2 are needed")
+    if num_steps <= len(statistics.draft_kinds):
+        needed = len(statistics.draft_kinds) + 1
+        raise InputError(f"{num_steps} steps: at least {needed} are needed for drafts {needed - 1} positions ahead")
     if num_ranked < 1:
         raise InputError(f"a budget below one block of {size} tokens ranks nothing")
     for layer in layers or ():
@@ -211,26 +218,31 @@ def _attributes(
     num_ranked: int,
     dense: bool,
     kinds: list[NDArray[np.str_]],
+    command: str | None,
 ) -> tuple[TraceAttributes, GroupAttributes, str]:
     """Attributes of the trace and of its request, and the request's name."""
     software = {name: importlib.metadata.version(name) for name in ("oasis-sim", "numpy", "zarr")}
-    notes = [f"synthesised, not recorded: from {statistics.source} ({statistics.kind} at {statistics.context_tokens} tokens)"]
+    notes = [
+        f"synthesised, not recorded: from {statistics.source} ({statistics.kind} at {statistics.context_tokens} tokens)"
+    ]
     notes += [f"assumption: {text}" for text in statistics.assumptions]
     trace = TraceAttributes(
         name=f"synthesised-{statistics.name}",
         model=geometry,
-        provenance=Provenance(attention="synthesised", software=software, notes="; ".join(notes)),
+        provenance=Provenance(command=command, attention="synthesised", software=software, notes="; ".join(notes)),
     )
     names = ("true", *(() if dense else ("exact",)), *(f"draft{j}" for j in range(1, len(kinds) + 1)))
     drafter = None
     if kinds:
         rows = [kind[j:] for j, kind in enumerate(kinds, start=1)]
+        known = not any((row == "all").any() for row in rows)
+        shares = {name: tuple(round(float((row == name).mean()), 6) for row in rows) for name in ("right", "fallback")}
         drafter = DrafterAttributes(
-            name="synthesised",
+            name="synthesised" if known else "synthesised; which guesses were right is not modelled",
             distances=len(kinds),
             settings={"source": statistics.source},
-            acceptance=tuple(round(float((row == "right").mean()), 6) if len(row) else 0.0 for row in rows),
-            fallback_share=tuple(round(float((row == "fallback").mean()), 6) if len(row) else 0.0 for row in rows),
+            acceptance=shares["right"] if known else None,
+            fallback_share=shares["fallback"] if known else None,
         )
     group = GroupAttributes(
         context_tokens=context_tokens,
@@ -246,4 +258,3 @@ def _attributes(
         sampling={"synthesis_seed": seed},
     )
     return trace, group, "synthesised"
-
