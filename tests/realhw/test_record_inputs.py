@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ class ChatTokenizer(WordTokenizer):
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
         return " ".join(message["content"] for message in messages)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small only wait for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
