@@ -84,6 +84,9 @@ def run_grid(
     for _, rows in run_groups(simulate or simulate_point, group_by_replay(open_points), num_jobs):
         folder.append(rows)
         on_finished(rows)
+    lost = [key for key in grid.keys if key not in folder.rows]
+    if lost:
+        raise RuntimeError(f"{len(lost)} points came back under other keys: the simulator's files changed as it ran")
     return [folder.rows[key] for key in grid.keys]
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from simulator.metrics import COLUMNS
 from simulator.results import TABLE, RunFolder
 from simulator.specs.experiment import ExperimentSpec
@@ -62,6 +64,15 @@ def test_a_point_that_failed_is_tried_again(tmp_path: Path) -> None:
         folder.append([dict.fromkeys(COLUMNS) | {"point_key": grid.keys[0], "status": "failed"}])
         (row,) = run_grid(grid, folder, 1, lambda rows: None, row_of)
     assert row["status"] == "ok"
+
+
+def test_points_that_come_back_under_other_keys_are_not_taken_for_results(tmp_path: Path) -> None:
+    grid = Grid(tuple(POINTS[:2]), ("one", "another"))
+    with (
+        RunFolder(tmp_path / "run", grid.experiment_hash, {}, {}) as folder,
+        pytest.raises(RuntimeError, match="2 points came back under other keys"),
+    ):
+        run_grid(grid, folder, 1, lambda rows: None, row_of)
 
 
 def test_points_of_one_replay_share_a_group() -> None:
