@@ -43,7 +43,9 @@ class TrainOptions(Spec):
     new_tokens: PositiveInt = 256
     """Generated per prompt."""
     sequence_tokens: PositiveInt = 512
-    """Longer sequences lose their end."""
+    """Longer answers lose their end."""
+    packed_tokens: PositiveInt = 2048
+    """Sequences are joined up to this length, so that the head learns to attend far."""
     temperature: NonNegativeFloat = 0.7
     """Of the text that the base generates, and of the text on which acceptance is measured. 0: greedy."""
     reference_answers: bool = True
@@ -51,7 +53,7 @@ class TrainOptions(Spec):
     epochs: PositiveInt = 8
     max_seconds: PositiveFloat | None = None
     """Stop training after this long, whatever the epochs."""
-    batch_sequences: PositiveInt = 16
+    batch_sequences: PositiveInt = 4
     generate_sequences: PositiveInt = 256
     """Generated together."""
     learning_rate: PositiveFloat = 1e-3
@@ -106,6 +108,7 @@ def train(
         if name == "training" and options.reference_answers:
             sequences += [_chat(loaded.tokenizer, e.question, e.answer)[: options.sequence_tokens] for e in examples]
     generated_s = time.perf_counter() - started
+    sequences = packed(sequences, options.packed_tokens, options.seed)
     head = new_head(loaded, options, sequences)
     losses = fit(head, loaded, sequences, options, report)
     report("measuring acceptance", 0, 1)
@@ -146,6 +149,17 @@ def split_examples(examples: Sequence[Example], options: TrainOptions) -> dict[s
             raise InputError(f"held_out_share {options.held_out_share} leaves no {name} examples of {len(examples)}")
         splits[name] = members[: options.max_prompts]
     return splits
+
+
+def packed(sequences: Sequence[list[int]], max_tokens: int, seed: int) -> list[list[int]]:
+    """Sequences joined in a seeded order, each result at most `max_tokens` long unless one alone is longer."""
+    out: list[list[int]] = []
+    for index in np.random.default_rng(seed).permutation(len(sequences)):
+        if out and len(out[-1]) + len(sequences[index]) <= max_tokens:
+            out[-1] = out[-1] + sequences[index]
+        else:
+            out.append(list(sequences[index]))
+    return out
 
 
 def new_head(loaded: LoadedModel, options: TrainOptions, sequences: Sequence[Sequence[int]]) -> Eagle3Head:

@@ -275,6 +275,8 @@ class _Policies:
         )
         self.width = int(self.kept.max())
         self.fetched_now = np.zeros(len(grid), dtype=np.int64)
+        self.before = torch.empty(0)
+        """Attended blocks bool [B, L, H, n] before any on-demand fetch of the step, without the open block."""
         self.random: dict[int, NDArray[np.int32]] = {}
         blocks = np.array(self.num_blocks, dtype=np.int32)
         for policy in grid:
@@ -298,6 +300,7 @@ class _Policies:
         n = self.num_blocks[step]
         self.residency.begin(n)
         attended = torch.from_numpy(self.residency.attended()[..., :n]).to(self.device).bool()
+        self.before = attended.clone()
         attended[..., n - 1] = True
         return torch.cat([attended, torch.ones_like(attended[:1])])
 
@@ -309,7 +312,7 @@ class _Policies:
         n = self.num_blocks[step]
 
         def rank(layer: int, scores: torch.Tensor) -> torch.Tensor:
-            ids = self._ranked(scores[:-1, :, 0])[:, None]
+            ids = self._ranked(scores[:-1, :, 0])[:, None].cpu().numpy()
             due = np.where(self.ahead == 0, step, -1)
             self.fetched_now += self.residency.plan(ids, due, self.allowed[step], layer)
             attended = torch.from_numpy(self.residency.attended(layer)[:, 0, :, :n]).to(self.device).bool()
@@ -321,38 +324,36 @@ class _Policies:
     def plan(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """After attention: plans for later steps. Returns (blocks fetched, hit rate) per policy."""
         ids = self._ranked(torch.stack([scores[:-1] for scores in self.attention.scores], dim=1))
-        true, predicted = ids[..., 0, :], np.ascontiguousarray(ids[..., 1, :])
+        true, predicted = ids[..., 0, :], ids[..., 1, :].cpu().numpy()
         n = self.num_blocks[step]
         if step == 0:
-            self.residency.admit(np.ascontiguousarray(true[0]), n)
+            self.residency.admit(true[0].cpu().numpy(), n)
             hits = np.ones(len(self.grid))
         else:
             hits = self._hit_rate(true, n)
         guessed = len(self.dense.guesses[step])
         for index, policy in enumerate(self.grid):
             if policy.predictor == "draft" and policy.lookahead_k > guessed:
-                predicted[index] = true[index]
+                predicted[index] = true[index].cpu().numpy()
             if policy.predictor == "random" and step + policy.lookahead_k < len(self.num_blocks):
                 drawn = self.random[policy.lookahead_k][step + policy.lookahead_k]
                 predicted[index, ..., : drawn.shape[-1]] = drawn
         due = np.where((self.ahead > 0) & (step + self.ahead < len(self.num_blocks)), step + self.ahead, -1)
-        fetched = self.residency.plan(predicted, due, self.allowed[step])
+        room = np.array([self.num_blocks[at] - n if at >= 0 else 0 for at in due.tolist()])
+        fetched = self.residency.plan(predicted, due, self.allowed[step], room=room)
         return fetched + self.fetched_now, hits
 
-    def _ranked(self, scores: torch.Tensor) -> NDArray[np.int32]:
-        ranked = rank_scores_on_device(scores, self.width, self.options.score_levels_per_octave)
-        out: NDArray[np.int32] = ranked.cpu().numpy()
-        return out
+    def _ranked(self, scores: torch.Tensor) -> torch.Tensor:
+        return rank_scores_on_device(scores, self.width, self.options.score_levels_per_octave)
 
-    def _hit_rate(self, true: NDArray[np.int32], n: int) -> NDArray[np.float64]:
+    def _hit_rate(self, true: torch.Tensor, n: int) -> NDArray[np.float64]:
         """Mean over heads of |true ∩ attended| / min(K, n), before an on-demand fetch."""
-        attended = self.residency.attended()
-        selectable = (true >= 0) & (np.arange(true.shape[-1]) < self.kept[:, None, None, None])
-        found = np.take_along_axis(attended, np.maximum(true, 0).astype(np.int64), axis=-1) > 0
-        counts = (found & selectable).sum(axis=-1) + (self.kept >= n)[:, None, None]
-        rate: NDArray[np.float64] = (counts / np.minimum(self.kept, n)[:, None, None]).mean(axis=(1, 2))
-        on_demand = self.fetched_now / (np.minimum(self.kept, n) * self.num_layers * self.num_heads)
-        return rate - np.where(self.ahead == 0, on_demand, 0.0)
+        kept = torch.from_numpy(self.kept).to(self.device)[:, None, None, None]
+        selectable = (true >= 0) & (torch.arange(true.shape[-1], device=self.device) < kept)
+        found = self.before.gather(-1, true.clamp(min=0).long()) & selectable
+        counts = found.sum(dim=-1).double() + (kept[..., 0] >= n)
+        rate: NDArray[np.float64] = (counts / kept[..., 0].clamp(max=n)).mean(dim=(1, 2)).cpu().numpy()
+        return rate
 
 
 def _budget(policy: PolicySpec) -> int:

@@ -160,7 +160,7 @@ class SparseAttention:
             left = self.prompt[layer][0][:, self._covered :]
             own = self._keys[layer, :, :, : self._done + 1]
             tail = torch.cat([left.expand(batch, -1, -1, -1), own], dim=2)[:, :, : filled * self.block_size].float()
-            blocks = tail.unflatten(2, (filled, self.block_size)).flatten(0, 1)
+            blocks = tail.reshape(batch * heads, filled, self.block_size, width)
             own_scores = bound_scores(rows.flatten(0, 1), blocks.amin(dim=2), blocks.amax(dim=2), scale, None)
             parts.append(own_scores.view(batch, heads, 2, -1))
         return torch.cat(parts, dim=-1)[..., : self.num_blocks - 1]

@@ -18,7 +18,7 @@ from simulator import residency_kernel as kernel
 _compiled = njit(cache=True, error_model="numpy", nogil=True)
 
 
-@_compiled
+@_compiled  # type: ignore[untyped-decorator]
 def admit_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, num_kept: Any, num_slots: Any,
     num_selectable: int, ids: Any, layers: Any, heads: Any,
@@ -31,7 +31,7 @@ def admit_policies(
         )  # fmt: skip
 
 
-@_compiled
+@_compiled  # type: ignore[untyped-decorator]
 def plan_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, num_kept: Any, num_slots: Any,
     by_score: Any, step: int, stamp: int, due: Any, room: Any, allowed: Any, num_selectable: int, ids: Any,
@@ -55,7 +55,7 @@ def plan_policies(
             fetched[policy] += tally[policy, unit, kernel.NUM_FETCHED]
 
 
-@_compiled
+@_compiled  # type: ignore[untyped-decorator]
 def begin_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, num_kept: Any, num_slots: Any, step: int,
     filled_from: int, filled_to: int,
@@ -69,7 +69,7 @@ def begin_policies(
             )  # fmt: skip
 
 
-@_compiled
+@_compiled  # type: ignore[untyped-decorator]
 def read_policies(
     first: int, last: int, slots: Any, num_slots: Any, step: int, unit_first: int, unit_last: int, attended: Any
 ) -> None:
