@@ -120,7 +120,7 @@ def bench_kernels(log: Log, tune: bool) -> None:
         reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch)
         for warps in (1, 2, 4) if tune else (0,):
             for cap in (6, 28):
-                work = plan_work(QWEN, batch, 1024, 128, cap, warps)
+                work = plan_work(QWEN, batch, 1024, 128, cap, 128, warps)
                 timing = measure(work)
                 net = Timing(timing.median_s - reset_s, timing.spread_s, timing.repetitions)
                 log.figure("plan", work.num_bytes, net, batch=batch, cap=cap, warps=warps)

@@ -33,6 +33,14 @@ SWITCHES = (
     ("attention", "append"),
 )
 GEMM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+WORKING_SETS = (256, 528, 1040, 2064, 4112, 8208)
+"""Tokens of working sets with draft rows: K blocks and the open one."""
+CONTEXTS = (528, 2064, 4112, 8208, 16400, 33024)
+"""Tokens read by one row: working sets and whole contexts."""
+SCORED_BLOCKS = (96, 250, 260, 1020, 1030, 2040, 2060)
+"""On both sides of the powers of two, where top-K pads: a context of 2^n tokens and what it generates lies above."""
+PLANNED_SLOTS = ((16, 16), (32, 32), (32, 36), (128, 128), (128, 135), (256, 256), (256, 270))
+"""(K, slots): exact and with slack, whose padding costs."""
 TARGET_S = 1e-3
 """Work captured in one graph: long against the clock's tick, short for the calibration."""
 
@@ -101,10 +109,10 @@ def draft_head_shapes(g: ModelGeometry) -> list[tuple[int, int]]:
 def bench_attention(recorder: Recorder, geometry: ModelGeometry) -> None:
     """Working sets of 64 to 256 blocks with two rows, and long dense KV with one."""
     for batch in (1, 4, 8, 16, 32, 64):
-        for tokens in (512, 1024, 2048, 4096):
+        for tokens in WORKING_SETS:
             work = attention_work(geometry, batch, tokens, 2)
             add(recorder, "attention", work, measure(work), batch=batch, tokens=tokens, rows=2)
-        for tokens in (2048, 4096, 16384, 32768):
+        for tokens in CONTEXTS:
             work = attention_work(geometry, batch, tokens, 1)
             add(recorder, "attention", work, measure(work, repetitions=5), batch=batch, tokens=tokens, rows=1)
 
@@ -112,21 +120,21 @@ def bench_attention(recorder: Recorder, geometry: ModelGeometry) -> None:
 def bench_selection(recorder: Recorder, geometry: ModelGeometry) -> None:
     """Scoring, top-K and plan over batch and context."""
     for batch in (1, 8, 16, 32, 64):
-        for blocks in (256, 1024, 2048):
+        for blocks in SCORED_BLOCKS:
             work = score_work(geometry, batch, blocks)
             add(recorder, "score", work, measure(work), batch=batch, blocks=blocks)
-            k = min(128, blocks // 2)
+            k = 1 << ((blocks // 8).bit_length() - 1)
             work = topk_work(geometry, batch, blocks, k)
             timing = measure(work)
             scores = batch * geometry.num_kv_heads * blocks
             add(recorder, "topk", work, timing, batch=batch, blocks=blocks, k=k, scores=scores)
-        for k in (32, 128, 256):
-            reset = plan_reset_work(geometry, batch, k)
+        for k, slots in PLANNED_SLOTS:
+            reset = plan_reset_work(geometry, batch, slots)
             reset_s = measure(reset).median_s
-            work = plan_work(geometry, batch, 4 * k, k, max(1, k // 20))
+            work = plan_work(geometry, batch, 8 * k, k, max(1, k // 20), slots)
             timing = measure(work)
             net = Timing(timing.median_s - reset_s, timing.spread_s, timing.repetitions)
-            add(recorder, "plan", work, net, batch=batch, k=k, slots=batch * geometry.num_kv_heads * k)
+            add(recorder, "plan", work, net, batch=batch, k=k, slots=slots)
 
 
 def bench_switches(recorder: Recorder, geometry: ModelGeometry, batch: int = 32) -> None:

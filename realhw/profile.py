@@ -17,6 +17,8 @@ from simulator.specs.validation import validated
 from traces.errors import InputError
 
 LARGE_COPY_BYTES = 16 << 20
+KV_HEADS, HEAD_DIM = 8, 128
+"""Of the geometry that is timed (Qwen3-8B)."""
 BATCH_COUNT = 1024
 """Blocks of the batched submission whose per-block time becomes `ce_batched_op_s`."""
 
@@ -48,7 +50,7 @@ def write_profile(spec: HardwareSpec, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = spec.model_dump(mode="json", exclude_none=True)
     head = "# Written by `oasis-sim calibrate`: micro-benchmarks only, no figure is fitted to a decode step.\n"
-    path.write_text(head + yaml.safe_dump(data, sort_keys=False, width=120), encoding="utf-8")
+    path.write_text(head + yaml.safe_dump(data, sort_keys=False, width=120, default_flow_style=None), encoding="utf-8")
 
 
 def _matching(device: str) -> HardwareSpec:
@@ -84,8 +86,21 @@ class _Builder:
             for r in self._raw.select("gemm")
             if r.params["m"] < 1024
         ]
+        data["kernels"]["timed"] = self._timed()
+        data["kernels"]["timed_head_dim"] = HEAD_DIM
         data["pairs"] = self._pairs()
         return validated(HardwareSpec, data, f"profile {self._name}")
+
+    def _timed(self) -> list[dict[str, Any]]:
+        """Every attention, scoring, top-K and plan launch as the cost model looks it up."""
+        rows = []
+        for kind, size in (("attention", "tokens"), ("score", "blocks"), ("topk", "blocks"), ("plan", "slots")):
+            for r in self._raw.select(kind):
+                row = {"kind": kind, "heads": r.params["batch"] * KV_HEADS, "size": r.params[size]}
+                if kind == "attention":
+                    row["rows"] = r.params["rows"]
+                rows.append({**row, "seconds": _round(r.median)})
+        return rows
 
     def _figure(self, value: float, what: str, spread: float, repetitions: int) -> Figure:
         return Figure(value=_round(value), source=f"{self._on}: {what}", spread=_round(spread), repetitions=repetitions)
@@ -129,7 +144,12 @@ class _Builder:
         attention = self._fit(rows["attention"], [r.num_bytes for r in rows["attention"]], "KV bytes", True)
         score = self._fit(rows["score"], [r.num_bytes for r in rows["score"]], "compressed keys' bytes", True)
         topk = self._fit(rows["topk"], [r.params["scores"] for r in rows["topk"]], "K up to 128", False)
-        plan = self._fit(rows["plan"], [r.params["slots"] for r in rows["plan"]], "K of 32 to 256", False)
+        plan = self._fit(
+            rows["plan"],
+            [r.params["batch"] * KV_HEADS * r.params["slots"] for r in rows["plan"]],
+            "K of 16 to 256",
+            False,
+        )
         sampling = self._fit(
             rows["sampling"], [4.0 * r.params["logits"] for r in rows["sampling"]],
             "argmax of bf16 logits, counted as 4 bytes each", True,
@@ -144,8 +164,16 @@ class _Builder:
             "plan_t0_s": plan[0], "plan_s_per_slot": plan[1],
             "sampling_t0_s": sampling[0], "sampling_bytes_per_s": sampling[1],
             "scatter_bytes_per_s": self._rate(raw.one("scatter"), "16,384 blocks of 8 KiB to random slots"),
+            "switch_s": self._switch(),
             "small_kernel_s": self._time(middle, "median of gated activation and KV append over batch sizes"),
         }  # fmt: skip
+
+    def _switch(self) -> Figure:
+        """Median over the pairs of kinds; their interquartile range is the spread."""
+        rows = self._raw.select("switch")
+        low, mid, high = np.percentile([r.median for r in rows], [25, 50, 75])
+        what = f"two kinds in turn against each alone, median of {len(rows)} pairs"
+        return self._figure(max(0.0, float(mid)), what, float(high - low), len(rows))
 
     def _link(self) -> dict[str, Figure]:
         raw = self._raw
@@ -183,8 +211,9 @@ class _Builder:
         one = raw.one("gather", ctas=1)
         cta = self._rate(one, "one thread block, random 8 KiB blocks")
         latency = one.params["in_flight_bytes"] / cta.value
+        sized = [r for r in raw.select("gather_size") if r.num_bytes > 0]
         return {
-            "gather_t0_s": self._time(raw.one("gather_size", blocks=0), "launch without blocks"),
+            "gather_t0_s": self._fit(sized, [r.num_bytes for r in sized], "random 8 KiB blocks, 16 to 4,096", True)[0],
             "gather_bytes_per_s": self._rate(best, f"random 8 KiB blocks, {best.params['ctas']} thread blocks"),
             "gather_cta_bytes_per_s": cta,
             "gather_latency_s": self._figure(

@@ -123,12 +123,15 @@ def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int,
     return Work([launch() for _ in range(SMALL_SETS)], batch_size * heads * (4 * num_blocks + 4 * k))
 
 
-def plan_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, cap: int, num_warps: int = 0) -> Work:
+def plan_work(
+    geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, cap: int, num_slots: int = 0, num_warps: int = 0
+) -> Work:
     """Lookahead plans of one layer, each against slots that miss about `cap` of K blocks."""
     heads = geometry.num_kv_heads
-    shape = PlanShape(k, k, 16, num_blocks, 256)
+    num_slots = num_slots or k
+    shape = PlanShape(k, num_slots, 16, num_blocks, 256)
     scratch = plan_scratch(batch_size, heads, shape, "cuda")
-    table = torch.empty(batch_size, heads, k + 1, dtype=torch.int32, device="cuda")
+    table = torch.empty(batch_size, heads, num_slots + 1, dtype=torch.int32, device="cuda")
     counts, fill_slot = torch.empty(2, batch_size, heads, dtype=torch.int32, device="cuda")
     allowed = torch.full((256,), cap, dtype=torch.int32, device="cuda")
     clock = torch.ones(1, dtype=torch.int32, device="cuda")

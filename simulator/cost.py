@@ -6,12 +6,11 @@ profile names one and the shape is inside it. Rows: 1 real token per request plu
 
 from __future__ import annotations
 
-import numpy as np
-
 from simulator import kernel_tables
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
+from simulator.timed_kernels import timed_gemm_s, timed_kernel_s
 
 NGRAM_LOOKUP_S = 20e-6
 """Prompt lookup on the CPU for a batch, before the step can start. Assumption: a hash probe per request."""
@@ -40,16 +39,17 @@ def gemm_s(hardware: HardwareSpec, m: int, n: int, k: int, weight_bytes: float |
     """[m, k] x [k, n] in bf16; `weight_bytes` differs from 2 n k for quantised weights (then no table)."""
     kernels = hardware.kernels
     plain = weight_bytes is None or weight_bytes == 2 * n * k
-    timed = sorted((g.m, g.seconds) for g in kernels.gemms if (g.n, g.k) == (n, k)) if plain else []
-    if timed and timed[0][0] <= m <= timed[-1][0]:
-        return float(np.interp(m, [rows for rows, _ in timed], [seconds for _, seconds in timed]))
+    timed = timed_gemm_s(kernels, m, n, k) if plain else None
+    if timed is not None:
+        return timed + switch_s(hardware)
     if kernels.table is not None and plain:
         measured = kernel_tables.gemm_s(kernels.table, m, n, k)
         if measured is not None:
             return measured
     weights = 2.0 * n * k if weight_bytes is None else weight_bytes
     moved = (weights + 2.0 * m * (n + k)) / kernels.gemm_bytes_per_s.value
-    return kernels.gemm_t0_s.value + max(moved, 2.0 * m * n * k / hardware.gpu.bf16_sustained_flops.value)
+    compute = 2.0 * m * n * k / hardware.gpu.bf16_sustained_flops.value
+    return kernels.gemm_t0_s.value + switch_s(hardware) + max(moved, compute)
 
 
 def attention_s(
@@ -61,6 +61,11 @@ def attention_s(
     `dense_table`: use the measured dense decode-attention table where it reaches (one row, bf16).
     """
     kernels = hardware.kernels
+    timed = None
+    if kv_bytes_per_element == 2 and model.mla is None:
+        timed = _timed_s(hardware, model, "attention", batch_size, kv_tokens, rows)
+    if timed is not None:
+        return timed
     if dense_table and kernels.table is not None and rows == 1 and kv_bytes_per_element == 2 and model.mla is None:
         measured = kernel_tables.decode_attention_s(
             kernels.table, batch_size, kv_tokens, model.num_q_heads, model.num_kv_heads, model.head_dim
@@ -70,24 +75,53 @@ def attention_s(
     num_bytes = batch_size * kv_tokens * model.kv_bytes_per_token_per_layer(kv_bytes_per_element)
     flops = 2.0 * batch_size * rows * kv_tokens * model.num_q_heads * 2 * model.key_elements_per_token_per_head
     moved_s = num_bytes / kernels.attention_bytes_per_s.value
-    return kernels.attention_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
+    compute_s = flops / hardware.gpu.bf16_sustained_flops.value
+    return kernels.attention_t0_s.value + switch_s(hardware) + max(moved_s, compute_s)
 
 
 def score_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
     """Score a layer's compressed keys, read once for all rows: B H n v d s_m bytes."""
+    plain = (policy.metadata_vectors_per_block, policy.metadata_bytes_per_element) == (2, 2.0)
+    timed = _timed_s(hardware, model, "score", batch_size, num_blocks) if plain else None
+    if timed is not None:
+        return timed
     per_request = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
     num_bytes = batch_size * per_request / model.num_full_attention_layers
-    return hardware.kernels.score_t0_s.value + num_bytes / hardware.kernels.score_bytes_per_s.value
+    moved_s = num_bytes / hardware.kernels.score_bytes_per_s.value
+    return hardware.kernels.score_t0_s.value + switch_s(hardware) + moved_s
 
 
 def topk_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
+    timed = _timed_s(hardware, model, "topk", batch_size * scored_rows(policy), num_blocks)
+    if timed is not None:
+        return timed
     scores = batch_size * model.num_kv_heads * num_blocks * scored_rows(policy)
-    return hardware.kernels.topk_t0_s.value + scores * hardware.kernels.topk_s_per_score.value
+    return hardware.kernels.topk_t0_s.value + switch_s(hardware) + scores * hardware.kernels.topk_s_per_score.value
 
 
 def plan_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int, num_slots: int) -> float:
+    timed = _timed_s(hardware, model, "plan", batch_size, num_slots)
+    if timed is not None:
+        return timed
     slots = batch_size * model.num_kv_heads * num_slots
-    return hardware.kernels.plan_t0_s.value + slots * hardware.kernels.plan_s_per_slot.value
+    return hardware.kernels.plan_t0_s.value + switch_s(hardware) + slots * hardware.kernels.plan_s_per_slot.value
+
+
+def _timed_s(
+    hardware: HardwareSpec, model: ModelSpec, kind: str, batch_size: int, size: int, rows: int = 1
+) -> float | None:
+    """A launch as calibration timed it, where it did for this head dimension."""
+    kernels = hardware.kernels
+    if kernels.timed_head_dim != model.head_dim:
+        return None
+    timed = timed_kernel_s(kernels, kind, batch_size * model.num_kv_heads, size, rows)
+    return None if timed is None else timed + switch_s(hardware)
+
+
+def switch_s(hardware: HardwareSpec) -> float:
+    """What each launch costs more in a step than in a row of its own kind, where calibration timed it."""
+    timed = hardware.kernels.switch_s
+    return 0.0 if timed is None else timed.value
 
 
 def qkv_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
@@ -121,7 +155,7 @@ def o_ffn_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
 def small_kernel_s(hardware: HardwareSpec) -> float:
     """Appending new KV, and the gated activation: a launch each, charged where calibration timed it."""
     timed = hardware.kernels.small_kernel_s
-    return 0.0 if timed is None else timed.value
+    return 0.0 if timed is None else timed.value + switch_s(hardware)
 
 
 def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:

@@ -38,6 +38,19 @@ class MeasuredGemm(Spec):
     seconds: PositiveFloat
 
 
+class TimedKernel(Spec):
+    """One attention, scoring, top-K or plan launch in bf16, timed in a graph on the device."""
+
+    kind: Literal["attention", "score", "topk", "plan"]
+    heads: PositiveInt
+    """Batch x KV heads."""
+    size: PositiveInt
+    """Tokens per KV head (attention), blocks (score, topk), slots (plan)."""
+    rows: PositiveInt = 1
+    """Query rows per request (attention)."""
+    seconds: PositiveFloat
+
+
 class KernelFigures(Spec):
     """Time of a kernel inside a captured graph: `t0` + bytes / rate (and flops / rate where larger)."""
 
@@ -45,6 +58,12 @@ class KernelFigures(Spec):
     """Measured GEMM and dense decode-attention tables (`h100_sxm`, `h200_sxm`), used where they reach."""
     gemms: tuple[MeasuredGemm, ...] = ()
     """Products timed by calibration: they come before the table and the fit for their (n, k), linear in m between."""
+    timed: tuple[TimedKernel, ...] = ()
+    """Launches timed by calibration: they come before the table and the fits, bilinear in heads and size between."""
+    timed_head_dim: PositiveInt | None = None
+    """Head dimension that `timed` holds for; other models use the fits."""
+    switch_s: Figure | None = None
+    """What a launch costs more after another kernel than after itself; added to every kernel. Null: not charged."""
     small_kernel_s: Figure | None = None
     """A kernel that is mostly its launch (activation, KV append): two per layer. Null: not charged."""
     gemm_t0_s: Figure
