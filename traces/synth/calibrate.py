@@ -8,6 +8,7 @@ seed of its own, and taken from every head's target; single heads are not fitted
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,8 +27,13 @@ _ROUNDS = 2
 
 
 def fit_heads(statistics: TraceStatistics, layers: Iterable[int]) -> dict[int, list[HeadProcess]]:
-    """Fitted heads of these rows of `statistics.layers`."""
-    rows = sorted(set(layers))
+    """Fitted heads of these rows of `statistics.layers`. Kept for the next trace from the same statistics."""
+    return _fit_heads(statistics.model_dump_json(), tuple(sorted(set(layers))))
+
+
+@lru_cache(maxsize=4)
+def _fit_heads(statistics_json: str, rows: tuple[int, ...]) -> dict[int, list[HeadProcess]]:
+    statistics = TraceStatistics.model_validate_json(statistics_json)
     fits = [HeadFit(statistics, head) for row in rows for head in statistics.layers[row].heads]
     target = np.array([head.persistence for row in rows for head in statistics.layers[row].heads])
     bias = np.zeros(target.shape[1:])

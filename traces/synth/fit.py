@@ -20,9 +20,9 @@ from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
 FAST_STEPS = (2.0, 4.0, 8.0)
 SLOW_STEPS = (16.0, 32.0, 64.0, 128.0)
 """Time constants tried for the two parts."""
-_LEVELS = np.arange(-9.0, 9.0001, 0.05)
+_LEVELS = np.arange(-9.0, 9.0001, 0.1)
 _CORRELATIONS = np.append(1.0 - np.linspace(1.0, 0.05, 39) ** 2, [0.9996, 1.0])
-_LEVEL_ROUNDS, _NOISE_ROUNDS = 8, 4
+_LEVEL_ROUNDS, _NOISE_ROUNDS = 6, 3
 _MIDDLE_NODES = 48
 _AGE_SMOOTHING_BLOCKS = 2.0
 
@@ -90,8 +90,10 @@ class HeadProcess:
     level_correlation: float
     """Of the levels of neighbouring blocks."""
     drafts: tuple[dict[str, DraftNoise], ...]
+    mass_follows: float
+    """How much of the noise of its score a block's mass has."""
     mass_noise: float
-    """Standard deviation of what separates a block's mass from its score; fixed per block."""
+    """Standard deviation of what else separates a block's mass from its score; fixed per block."""
     sink_mass: float
     open_mass: float
     octaves_by_rank: FloatArray
@@ -147,8 +149,10 @@ class HeadFit:
         self.lags = np.array(statistics.lags, dtype=np.float64)
         self._nodes, self._shares, self._base = _fit_levels(statistics, head, self.sizes)
         self._thresholds = self._nodes.thresholds(self.sizes)
-        aged = [self._nodes.aged(lag / statistics.block_size_tokens) for lag in self.lags]
-        self._curves = [_overlap_curve(levels, self._nodes, self._thresholds) for levels in aged]
+        # Ageing moves slowly: one curve serves three lags, and the rounds of `process` take out the difference.
+        aged = [self._nodes.aged(lag / statistics.block_size_tokens) for lag in self.lags[::3]]
+        curves = [_overlap_curve(levels, self._nodes, self._thresholds) for levels in aged]
+        self._curves = [curves[i // 3] for i in range(len(self.lags))]
         self._steps: tuple[tuple[float, float], ...] = tuple(itertools.product(FAST_STEPS, SLOW_STEPS))
 
     def process(self, bias: FloatArray) -> HeadProcess:
@@ -168,6 +172,7 @@ class HeadFit:
             slow_steps=SLOW_STEPS[0],
             level_correlation=0.0,
             drafts=(),
+            mass_follows=1.0,
             mass_noise=0.0,
             sink_mass=head.sink_mass,
             open_mass=head.open_mass,
@@ -186,14 +191,20 @@ class HeadFit:
         levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
         spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
         drafts = tuple(
-            {kind: self._draft(state, wanted, importance, bias, j) for kind, state in states.items()}
+            {
+                kind: self._draft(state, process.correlation(self._thresholds, j), importance, bias, j)
+                for kind, state in states.items()
+            }
             for j, states in enumerate(head.drafts, start=1)
         )
+        lag_1 = float(np.average(np.clip(wanted[:, 0], 0.0, 1.0), weights=importance))
+        follows, noise = _mass_of_score(statistics, head, self.sizes, spread, lag_1)
         return replace(
             process,
             level_correlation=_level_correlation(head, self._base, spread),
             drafts=drafts,
-            mass_noise=_mass_noise(statistics, head, self.sizes, spread),
+            mass_follows=follows,
+            mass_noise=noise,
         )
 
     def _correlations(self, persistence: FloatArray) -> FloatArray:
@@ -201,13 +212,12 @@ class HeadFit:
         return np.stack([_inverted(persistence[:, i], curve) for i, curve in enumerate(self._curves)], axis=1)
 
     def _draft(
-        self, state: DraftState, wanted: FloatArray, importance: FloatArray, bias: FloatArray, distance: int
+        self, state: DraftState, apart: FloatArray, importance: FloatArray, bias: FloatArray, distance: int
     ) -> DraftNoise:
-        """Position of a draft's correlations between that of the two steps and 1, mean over K.
+        """Position of a draft's correlations between that of the two steps (apart, by K) and 1, mean over K.
 
         Members of a draft row have aged by `distance` steps, as the real rows at that lag.
         """
-        apart = np.array([np.interp(distance, self.lags, row) for row in wanted])
         nearest = int(np.argmin(np.abs(self.lags - distance)))
         scale = np.maximum(1.0 - apart, 0.02)
         # The bias of a pair of sets vanishes as they become equal.
@@ -308,14 +318,28 @@ def _shares(basis: FloatArray, target: FloatArray) -> tuple[float, float]:
     return float(fast), float(slow)
 
 
-def _mass_noise(statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float) -> float:
-    """From |true ∩ exact|, as if scores were normal."""
+def _mass_of_score(
+    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float, lag_1: float
+) -> tuple[float, float]:
+    """(follows, noise): log mass = level + follows · score noise + noise · N(0, 1), up to a monotone map.
+
+    From |true ∩ exact| and from the persistence of `exact`, as if levels were normal of variance `spread`. With
+    V = spread + follows² + noise²: correlation² (1 + spread) V = (spread + follows)², and
+    follows² (1 − lag_1) = V (1 − exact_lag_1).
+    """
     if not head.exact_overlap:
-        return 0.0
+        return 1.0, 0.0
     share = sizes / statistics.num_blocks
     curve = both_above_fast(threshold_of(share)[:, None], _CORRELATIONS[None, :]) / share[:, None]
-    shared = np.average(_inverted(np.array(head.exact_overlap), curve), weights=sizes)
-    return float(np.sqrt((1.0 + spread) * (1.0 / np.clip(shared, 0.1, 1.0) ** 2 - 1.0)))
+    shared = float(np.clip(np.average(_inverted(np.array(head.exact_overlap), curve), weights=sizes), 0.1, 0.999))
+    follows = 1.0
+    if head.exact_persistence:
+        exact_lag_1 = np.average(_inverted(np.array(head.exact_persistence), curve), weights=sizes)
+        ratio = (1.0 - lag_1) / max(1.0 - float(exact_lag_1), 1e-3)
+        root = shared * np.sqrt((1.0 + spread) * ratio)
+        follows = float(np.clip(spread / max(root - 1.0, 1e-3), 0.05, 1.0))
+    total = ((spread + follows) / shared) ** 2 / (1.0 + spread)
+    return follows, float(np.sqrt(max(0.0, total - spread - follows**2)))
 
 
 def _level_correlation(head: HeadStatistics, base: FloatArray, spread: float) -> float:

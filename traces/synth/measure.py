@@ -130,6 +130,7 @@ def _head(
         adjacency=tuple(float(values["adjacency"][0, h]) for values in by_size),
         drafts=tuple(states),
         exact_overlap=tuple(float(values["exact_overlap"][0, h]) for values in by_size) if has_exact else (),
+        exact_persistence=tuple(float(values["exact_persistence"][0, h]) for values in by_size) if has_exact else (),
         rank_noise=float(noise[0, h]),
     )
 
@@ -174,13 +175,15 @@ def _measure_size(
     for (j, kind), rows in rows_of_kind.items():
         draft = members(drafts[f"draft{j}"][rows], size, most)
         overlaps[j, kind] = (overlap(draft, best[rows], size), overlap(draft, best[rows - j], size))
+    by_mass = None if exact is None else members(exact, size, most)
     return {
         "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),
         "sink": np.moveaxis(best[..., :NUM_SINK_BLOCKS].mean(axis=0), -1, 0),
         "recency": np.stack(ages),
         "popularity": np.moveaxis(popular[..., picks], -1, 0),
         "adjacency": np.divide(pairs, base, out=np.zeros(pairs.shape), where=base > 0),
-        "exact_overlap": np.zeros(0) if exact is None else overlap(members(exact, size, most), best, size),
+        "exact_overlap": np.zeros(0) if by_mass is None else overlap(by_mass, best, size),
+        "exact_persistence": np.zeros(0) if by_mass is None else overlap(by_mass[1:], by_mass[:-1], size),
         "drafts": overlaps,
     }
 

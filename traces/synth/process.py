@@ -37,6 +37,7 @@ class LayerProcess:
         placed = [self._placed_levels(head, capacity_blocks) for head in heads]
         self._middle, self._own = (np.stack(part).astype(np.float32) for part in zip(*placed, strict=True))
         noise = np.array([head.mass_noise for head in heads], np.float32)
+        self._mass_follows = np.array([[head.mass_follows] for head in heads], np.float32)
         self._mass_shift = self._normal() * noise[:, None]
         self._fast, self._slow = self._normal(), self._normal()
         self._keep = [
@@ -57,7 +58,7 @@ class LayerProcess:
         for state, keep in zip((self._fast, self._slow), self._keep, strict=True):
             state *= keep
             state += np.sqrt(1.0 - keep**2) * self._normal()
-        steady: Scores = self._fast_scale * self._fast + self._slow_scale * self._slow
+        steady = (self._fast_scale * self._fast + self._slow_scale * self._slow).astype(np.float32, copy=False)
         white = self._normal()
         self._past.append((steady, white))
         self.scores = self._levels + steady + self._white_scale * white
@@ -90,7 +91,8 @@ class LayerProcess:
         from the score plus a shift that is fixed per block; the sink's and the open block's shares are constant.
         """
         count = self._num_selectable
-        shifted = self.scores[:, :count] + self._mass_shift[:, :count]
+        noise = self._mass_follows * (self.scores[:, :count] - self._levels[:, :count])
+        shifted: Scores = self._levels[:, :count] + noise + self._mass_shift[:, :count]
         out = np.empty((len(self.heads), count + 1), np.float32)
         for index, head in enumerate(self.heads):
             between = np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])).astype(np.float32)

@@ -53,6 +53,8 @@ class HeadStatistics(Attributes):
     """Mean log2 of mass, by rank at `mass_ranks`, relative to the largest, without the two blocks above."""
     exact_overlap: Row = ()
     """|true ∩ exact| / K: how far the score order is from the mass order."""
+    exact_persistence: Row = ()
+    """Share of the K best by mass that are among them one step later."""
     true_coverage: Row = ()
     """Softmax mass on the K best by score, the open block apart."""
     exact_coverage: Row = ()

@@ -1,0 +1,113 @@
+"""A synthesised twin of the recorded trace replays like it: hit rate and churn within 5 %."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.mapping import Mapping
+from simulator.replay import replay
+from simulator.systems import resolve_policy
+from traces.catalog import resolve
+from traces.group import TraceGroup
+from traces.reader import open_trace
+from traces.synth.measure import measure
+from traces.synth.statistics import TraceStatistics
+from traces.synth.synthesise import synthesise
+
+RECORDED = "smollm2-135m-reasoning"
+SIZE, TOLERANCE = 16, 0.05
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "on demand, uncapped": ("retrieval", {}),
+    "on demand, capped": ("retrieval", {"fetch_cap": 0.05, "miss_rule": "attend"}),
+    "previous step": ("prefetch-previous", {}),
+    "draft k=1, capped": ("oasiskv", {}),
+    "draft k=2, uncapped": ("oasiskv", {"lookahead_k": 2, "fetch_cap": 1.0}),
+}
+BUDGETS = (512, 2048)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> TraceGroup:
+    trace = open_trace(resolve(RECORDED))
+    return trace.group(trace.group_names[0])
+
+
+@pytest.fixture(scope="module")
+def statistics(recorded: TraceGroup) -> TraceStatistics:
+    return measure(recorded, SIZE)
+
+
+def _twin(statistics: TraceStatistics, seed: int, layers: tuple[int, ...], out: Path) -> TraceGroup:
+    folder = synthesise(
+        statistics, statistics.model, statistics.context_tokens, statistics.num_steps, seed, out, layers=layers
+    )
+    return open_trace(folder).group("synthesised")
+
+
+def _replayed(group: TraceGroup, layers: tuple[int, ...], policy: str, budget: int) -> tuple[float, float]:
+    """Hit rate and churn on these layers, every head for itself."""
+    at = [group.layers(SIZE).index(layer) for layer in layers]
+    heads = np.arange(group.num_kv_heads, dtype=np.int32)
+    mapping = Mapping("identity", np.array(at, dtype=np.int32), heads, "its own layers")
+    system, overrides = POLICIES[policy]
+    resolved = resolve_policy(system, {**overrides, "kv_budget_tokens": budget}, int(group.kv_len[0]))
+    demand = replay(group, resolved, mapping, use_cache=False)
+    return demand.hit_rate(), demand.churn()
+
+
+def _require_alike(recorded: TraceGroup, twin: TraceGroup, layers: tuple[int, ...]) -> None:
+    far = []
+    for policy in POLICIES:
+        for budget in BUDGETS:
+            pairs = zip(
+                ("hit rate", "churn"),
+                _replayed(recorded, layers, policy, budget),
+                _replayed(twin, layers, policy, budget),
+                strict=True,
+            )
+            far += [
+                f"{policy}, {budget} tokens: {name} {theirs:.4f}, recorded {ours:.4f}"
+                for name, ours, theirs in pairs
+                if abs(theirs / ours - 1) > TOLERANCE
+            ]
+    assert not far, "; ".join(far)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_twin_replays_alike_on_every_other_layer(
+    recorded: TraceGroup, statistics: TraceStatistics, seed: int, tmp_path: Path
+) -> None:
+    layers = tuple(range(0, 30, 2))
+    _require_alike(recorded, _twin(statistics, seed, layers, tmp_path / "twin.zarr"), layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_whole_twin_replays_alike(recorded: TraceGroup, statistics: TraceStatistics, seed: int, tmp_path: Path) -> None:
+    layers = tuple(range(30))
+    _require_alike(recorded, _twin(statistics, seed, layers, tmp_path / "twin.zarr"), layers)
+
+
+def test_replay_tells_other_statistics_apart(recorded: TraceGroup, statistics: TraceStatistics, tmp_path: Path) -> None:
+    """The comparison is able to fail: a twin of statistics with less persistence does not pass."""
+    layers = (0, 14, 28)
+    restless = [
+        layer.model_copy(
+            update={
+                "heads": tuple(
+                    head.model_copy(
+                        update={"persistence": tuple(tuple(0.85 * p for p in row) for row in head.persistence)}
+                    )
+                    for head in layer.heads
+                )
+            }
+        )
+        for layer in statistics.layers
+    ]
+    twin = _twin(statistics.model_copy(update={"layers": tuple(restless)}), 0, layers, tmp_path / "twin.zarr")
+    with pytest.raises(AssertionError, match="on demand, uncapped"):
+        _require_alike(recorded, twin, layers)
