@@ -78,7 +78,7 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_contended(row: Mapping[str, Any]) -> bool:
-    return CONTENDED[0] <= row["transfer_over_compute"] <= CONTENDED[1]
+    return bool(CONTENDED[0] <= row["transfer_over_compute"] <= CONTENDED[1])
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -281,4 +281,5 @@ def run_step(
     counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION] = num_qkv, num_selected, num_attended
     counts[N_PLANNED], counts[B_PART] = num_planned, side_part
     counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN] = num_first, num_prefetched, num_written
-    return now - start
+    elapsed_s: float = now - start
+    return elapsed_s

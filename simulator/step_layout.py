@@ -74,7 +74,7 @@ class StepState:
     counts: NDArray[np.int64]
     """Finished: [qkv, selection on C, attention, side plans, first queue, prefetches, write-backs]."""
     clock: NDArray[np.float64]
-    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back]; -1: not started."""
+    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back]; -1: none."""
     planned_at_s: NDArray[np.float64]
     """When the plan of (step mod ring, layer) was done, [2, ring, L]: on C, on B."""
 

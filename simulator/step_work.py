@@ -126,7 +126,7 @@ def build_run_work(
             prefetch_s = per_layer(transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes))
             first_s = per_layer(transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes))
         in_slack = batch_rows(demand.in_slack)
-        waits_for_slots = per_layer(fetched > in_slack).astype(np.bool_)
+        waits_for_slots = per_layer((fetched > in_slack).astype(np.float64)).astype(np.bool_)
         if link.staged:
             arriving = np.zeros_like(fetched)
             k = rules.lookahead_k

@@ -114,7 +114,12 @@ def test_replicas_contend_for_a_narrow_inter_socket_link(tmp_path):
     profile["host"]["inter_socket_bytes_per_s"]["value"] = 40e9
     narrow = tmp_path / "narrow.yaml"
     narrow.write_text(json.dumps(profile))
-    common = {"placement__host_numa": "far", "policy__fetch_cap": 1.0, "hardware": str(narrow), "workload__batch_size": 96}
+    common = {
+        "placement__host_numa": "far",
+        "policy__fetch_cap": 1.0,
+        "hardware": str(narrow),
+        "workload__batch_size": 96,
+    }
     alone, eight = (run(placement__num_gpus=n, **common) for n in (1, 8))
     # Four GPUs read each way: 40 / 4 GB/s each, of the 24.4 less launches that one draws alone.
     assert eight["tpot_mean_s"] / alone["tpot_mean_s"] == pytest.approx(24.1 / 10, rel=0.1)
