@@ -24,7 +24,7 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Let go of the base model."""
-        return None
+        return
 
 
 class NgramDrafter(Drafter):

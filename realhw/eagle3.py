@@ -203,7 +203,7 @@ class _Layer(nn.Module):
         scores = (query @ first_key.transpose(2, 3)).masked_fill(~causal, float("-inf"))
         own = [(query * keys).sum(dim=-1, keepdim=True) for keys, _ in past[1:]]
         weights = (torch.cat([scores, *own], dim=-1).float() * self.head_dim**-0.5).softmax(dim=-1).to(query.dtype)
-        mixed = weights[..., :size] @ first_value
+        mixed: torch.Tensor = weights[..., :size] @ first_value
         for i, (_, values) in enumerate(past[1:]):
             mixed = mixed + weights[..., size + i, None] * values
         return mixed
