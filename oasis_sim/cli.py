@@ -223,6 +223,32 @@ def quality(
 
 
 @app.command()
+def calibrate(
+    out: Annotated[str | None, typer.Option("--out", metavar="PROFILE.yaml", help="Profile to write.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the profile. Default: from the device.")] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="NAME", help="Catalog profile for what is not measured here.")
+    ] = None,
+    pinned_gib: Annotated[int, typer.Option("--pinned-gib", metavar="GIB", help="Host memory to pin.")] = 2,
+    numa_node: Annotated[int | None, typer.Option("--numa-node", metavar="N", help="Bind CPU and memory.")] = None,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="TABLE.parquet", help="Compare the cost model with a table instead."),
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option("--hardware", metavar="NAME", help="Whose cost model --check uses.")
+    ] = "h100-sxm",
+    json: Json = False,
+) -> int:
+    """Measure this machine's kernels, links and overheads into a hardware profile that run and sweep take by path."""
+    from oasis_sim.verbs import calibrate as verb
+
+    if check is not None:
+        return verb.check(check, hardware, json)
+    return verb.calibrate(out, name, base, pinned_gib, numa_node, json)
+
+
+@app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,
