@@ -42,7 +42,9 @@ def test_check_prints_a_table_for_people(gemm_table, capsys):
     assert "worst rows" in printed
 
 
-@pytest.mark.parametrize(("out", "problem"), [(None, "--out"), ("profile.txt", ".yaml"), ("missing/p.yaml", "does not exist")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("out", "problem"), [(None, "--out"), ("profile.txt", ".yaml"), ("missing/p.yaml", "does not exist")]
+)
 def test_where_the_profile_goes_is_checked_first(out, problem, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=problem):
