@@ -20,7 +20,7 @@ def allowed_blocks(share: Fraction, num_blocks: int, num_steps: int) -> NDArray[
     `num_blocks` is K of one KV head, or K times the heads that share the credit. Unused credit is lost, so a step's
     allowance does not depend on what earlier steps fetched.
 
-    Source: DESIGN §6 (a plain floor(c·K) would freeze small K).
+    A plain floor(c·K) would freeze small K (docs/decisions.md §2).
     """
     credit = [step * share.numerator * num_blocks // share.denominator for step in range(num_steps + 1)]
     return np.array([after - before for before, after in pairwise(credit)], dtype=np.int64)

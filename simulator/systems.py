@@ -17,7 +17,7 @@ from simulator.specs.validation import unknown_name, validated
 from traces.errors import InputError
 
 BUDGET_SHARE = 8
-"""Default KV budget: context / 8. Source: DESIGN §6; OasisKV decodes 16K contexts with 2,048 tokens."""
+"""Default KV budget: context / 8, an assumption; every output prints the budget."""
 
 
 @dataclass(frozen=True, slots=True)
