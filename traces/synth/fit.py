@@ -34,6 +34,8 @@ class DraftNoise:
 
     known: float
     kept: float
+    steadiness: float | None = None
+    """Correlation of two successive rows, as a multiple of that of two successive steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +193,7 @@ class HeadFit:
         levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
         spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
         drafts = tuple(
-            {
-                kind: self._draft(state, process.correlation(self._thresholds, j), importance, bias, j)
-                for kind, state in states.items()
-            }
+            {kind: self._draft(state, process, importance, bias, j) for kind, state in states.items()}
             for j, states in enumerate(head.drafts, start=1)
         )
         lag_1 = float(np.average(np.clip(wanted[:, 0], 0.0, 1.0), weights=importance))
@@ -212,22 +211,32 @@ class HeadFit:
         return np.stack([_inverted(persistence[:, i], curve) for i, curve in enumerate(self._curves)], axis=1)
 
     def _draft(
-        self, state: DraftState, apart: FloatArray, importance: FloatArray, bias: FloatArray, distance: int
+        self, state: DraftState, process: HeadProcess, importance: FloatArray, bias: FloatArray, distance: int
     ) -> DraftNoise:
-        """Position of a draft's correlations between that of the two steps (apart, by K) and 1, mean over K.
+        """Position of a draft's correlations between that of the process at the two steps and 1, mean over K.
 
         Members of a draft row have aged by `distance` steps, as the real rows at that lag.
         """
         nearest = int(np.argmin(np.abs(self.lags - distance)))
+        size = self._statistics.block_size_tokens
+        reached = process.overlap(self.sizes, self._thresholds, distance, size)
+        apart = _inverted(reached, self._curves[nearest])
         scale = np.maximum(1.0 - apart, 0.02)
-        # The bias of a pair of sets vanishes as they become equal.
+        # Lag 1 is fitted closest, so that its bias is that of the closed form; it vanishes as two sets become equal.
         changed = 1.0 - np.array(self._head.persistence)[:, nearest]
         found = []
         for overlaps in (np.array(state.with_true), np.array(state.with_issue)):
             share = np.minimum((1.0 - overlaps) / np.maximum(changed, 1e-3), 1.5)
-            correlation = _inverted(overlaps - bias[:, nearest] * share, self._curves[nearest])
+            correlation = _inverted(overlaps - bias[:, 0] * share, self._curves[nearest])
             found.append(float(np.clip(np.average((correlation - apart) / scale, weights=importance * scale), -1, 1)))
-        return DraftNoise(*found)
+        if not state.with_next:
+            return DraftNoise(found[0], found[1])
+        lag_1 = _inverted(process.overlap(self.sizes, self._thresholds, 1, size), self._curves[0])
+        changes = np.minimum((1.0 - np.array(state.with_next)) / np.maximum(changed, 1e-3), 1.5)
+        successive = _inverted(np.array(state.with_next) - bias[:, 0] * changes, self._curves[0])
+        return DraftNoise(
+            found[0], found[1], float(np.average(successive / np.maximum(lag_1, 0.05), weights=importance))
+        )
 
 
 def _fit_levels(

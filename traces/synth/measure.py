@@ -100,6 +100,7 @@ def measure(group: TraceGroup, block_size_tokens: int, set_sizes: Sequence[int] 
     )
 
 
+_DRAFT_OVERLAPS = ("with_true", "with_issue", "with_next")
 _BY_SIZE = ("persistence", "sink", "recency", "popularity")
 
 
@@ -116,8 +117,10 @@ def _head(
     states = [
         {
             kind: DraftState(
-                with_true=tuple(float(values["drafts"][j, kind][0][0, h]) for values in by_size),
-                with_issue=tuple(float(values["drafts"][j, kind][1][0, h]) for values in by_size),
+                **{
+                    name: tuple(float(values["drafts"][j, kind][i][0, h]) for values in by_size)
+                    for i, name in enumerate(_DRAFT_OVERLAPS[: len(by_size[0]["drafts"][j, kind])])
+                }
             )
             for kind in kind_shares.shares
         }
@@ -161,7 +164,7 @@ def _measure_size(
     lags: tuple[int, ...],
     num_recent: int,
 ) -> dict[str, Any]:
-    """Statistics at one K; leading axes, then [L, H]. `drafts`: both overlaps by (distance, kind)."""
+    """Statistics at one K; leading axes, then [L, H]. `drafts`: overlaps by (distance, kind) as in DraftState."""
     most = int(num_blocks.max())
     best = members(true, size, most)
     steps = np.arange(len(best))
@@ -174,7 +177,10 @@ def _measure_size(
     overlaps = {}
     for (j, kind), rows in rows_of_kind.items():
         draft = members(drafts[f"draft{j}"][rows], size, most)
-        overlaps[j, kind] = (overlap(draft, best[rows], size), overlap(draft, best[rows - j], size))
+        overlaps[j, kind] = [overlap(draft, best[rows], size), overlap(draft, best[rows - j], size)]
+        follows = np.flatnonzero(np.diff(rows) == 1)
+        if len(follows) >= _MIN_PAIRS:
+            overlaps[j, kind].append(overlap(draft[follows], draft[follows + 1], size))
     by_mass = None if exact is None else members(exact, size, most)
     return {
         "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),

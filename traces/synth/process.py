@@ -159,17 +159,39 @@ def _draft_weights(head: HeadProcess, distance: int, kind: str) -> tuple[float, 
     """(known, kept, fresh, faith): a draft's noise is faith · [old steady part + known · its change since + white part
     · (known · now + kept · then + fresh)] + the rest fresh.
 
-    Solved for the correlations that were measured; a draft worse than the step that it was made at has faith < 1.
+    A fallback row is the row of the step where it was made. The others are solved for the correlations that were
+    measured; a draft worse than the step that it was made at has faith < 1.
     """
+    if kind == "fallback":
+        return 0.0, 1.0, 0.0, 1.0
     noise = head.drafts[distance - 1][kind]
     fast, slow = float(np.mean(head.fast)), float(np.mean(head.slow))
     steady, white = fast + slow, max(1.0 - fast - slow, 1e-3)
-    lagged = fast * np.exp(-distance / head.fast_steps) + slow * np.exp(-distance / head.slow_steps)
-    known = min(max(noise.known, 0.0), 1.0)
-    if known > 0.995:
+    lagged = [fast * np.exp(-lag / head.fast_steps) + slow * np.exp(-lag / head.slow_steps) for lag in range(10)]
+    apart = float(lagged[distance])
+    if noise.known > 0.995:
         return 1.0, 0.0, 0.0, 1.0
-    faith = 1.0 if noise.known >= 0 else float(np.clip(1.0 + noise.known * (1.0 - lagged) / max(lagged, 0.05), 0, 1))
-    with_issue = lagged + noise.kept * (1.0 - lagged)
-    kept = float(np.clip((with_issue - steady + known * (steady - lagged)) / white, -0.3, 1.0))
+    with_true, with_issue = (apart + share * (1.0 - apart) for share in (noise.known, noise.kept))
+    faith = float(np.clip(with_true / max(apart, 0.05), 0.0, 1.0))
+    if noise.steadiness is not None:
+        faith = _faith(with_true, apart, lagged, distance, noise.steadiness * float(lagged[1]), faith)
+    known = float(np.clip((with_true / max(faith, 0.05) - apart) / (1.0 - apart), 0.0, 1.0))
+    kept = float(np.clip((with_issue / max(faith, 0.05) - steady + known * (steady - apart)) / white, -0.3, 1.0))
     kept = min(kept, float(np.sqrt(1.0 - known**2)))
     return known, kept, float(np.sqrt(max(0.0, 1.0 - known**2 - kept**2))), faith
+
+
+def _faith(
+    with_true: float, apart: float, lagged: Sequence[float], distance: int, successive: float, most: float
+) -> float:
+    """The share of a draft's noise that is not fresh, for which successive rows correlate by `successive` while a row
+    correlates with its target as measured: less faith, and the rest of it nearer to the target."""
+    candidates = [faith for faith in np.linspace(most, 0.6, 41) if with_true <= faith]
+    if not candidates:
+        return most
+    reached = []
+    for faith in candidates:
+        known = np.clip((with_true / faith - apart) / (1.0 - apart), 0.0, 1.0)
+        ends = ((1.0 - known) ** 2 + known**2) * lagged[1]
+        reached.append(faith**2 * (ends + known * (1.0 - known) * (lagged[distance + 1] + lagged[distance - 1])))
+    return float(candidates[int(np.argmin(np.abs(np.array(reached) - successive)))])

@@ -26,6 +26,8 @@ class DraftState(Attributes):
     """|draft ∩ true| / K, `true` of the position that the draft is for."""
     with_issue: Row
     """|draft ∩ true| / K, `true` of the position where the draft was made, j steps before."""
+    with_next: Row = ()
+    """|draft ∩ draft of the next position| / K, where that is of the same kind; empty where too few are."""
 
 
 class HeadStatistics(Attributes):
