@@ -143,7 +143,7 @@ class ModelSpec(Spec):
         return 2 * self.head_dim if self.mla is None else self.key_elements_per_token_per_head
 
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
-        """H_kv · 2 · d · s; MLA: (kv_lora_rank + qk_rope_head_dim) · s. Source (MLA): DeepSeek-V2, arXiv 2405.04434, §2.1."""
+        """H_kv · 2 · d · s; MLA: (kv_lora_rank + qk_rope_head_dim) · s. Source (MLA): arXiv 2405.04434, §2.1."""
         return self.num_kv_heads * self.kv_elements_per_token_per_head * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
