@@ -212,7 +212,8 @@ def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
             return group
     has = ", ".join(f"{int(group.kv_len[0])} ({group.name})" for group in candidates)
     raise InputError(
-        f"workload.context_tokens {wanted}: trace {experiment.trace!r} has no request of that context; it has {has}"
+        f"workload.context_tokens {wanted}: trace {experiment.trace!r} has no request of that context; it has {has} "
+        f"(a trace of another context: oasis-sim trace synth --from {experiment.trace} --context {wanted} --out FOLDER)"
     )
 
 
