@@ -236,7 +236,7 @@ class _Builder:
             if key["ctas"] is not None:
                 pair["gather_ctas"] = key["ctas"]
             for name, r in (("kernel_rate", row), ("beside_rate", beside)):
-                figure = self._figure(r.median, "a graph of the two", r.spread, r.repetitions)
+                figure = self._figure(min(1.0, r.median), "a graph of the two", r.spread, r.repetitions)
                 pair[name] = figure.model_dump(exclude_none=True)
             pairs.append(pair)
         return pairs
