@@ -48,7 +48,7 @@ def _panels(traces: list[str], height: float) -> tuple[Figure, list[Axes]]:
 def _title(frame: pd.DataFrame, trace: str) -> str:
     context = int(frame[frame["trace"] == trace]["context_tokens"].iloc[0])
     words = [w for w in trace.split("-") if w in ("reasoning", "code", "needle")]
-    return f"{words[0] if words else trace}, {context:,} tokens"
+    return f"{words[0] if words else trace}, {context / 1024:g}K"
 
 
 @style.styled
@@ -96,8 +96,8 @@ def draw_layers(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS, block_size: i
     panels[0].set_ylabel(f"share of the true top {num_blocks} found")
     panels[len(panels) // 2].set_xlabel("layer")
     drafts = rows[rows["predictor"] == "draft"].groupby("layer")["overlap"].mean()
-    worst = drafts.idxmin()
-    title = f"Layer {worst} is the hardest to predict ({style.percent(drafts[worst])} found by the draft token's query)"
+    worst, share = min(drafts.items(), key=lambda item: float(item[1]))
+    title = f"Layer {worst} is the hardest to predict ({style.percent(float(share))} found by the draft token's query)"
     style.frame_figure(
         figure, title, f"One step ahead, blocks of {block_size} tokens, mean over KV heads", (), _handles(), 3
     )
@@ -134,7 +134,7 @@ def draw_recall(frame: pd.DataFrame, block_size: int = 16) -> Figure:
         figure,
         f"At the largest budget a draft's prediction loses {100 * lost:.1f} points of attention mass "
         "against the step's own query",
-        f"One step ahead, blocks of {block_size} tokens, the open block included; mean over layers and KV heads",
+        f"One step ahead, blocks of {block_size} tokens, newly filled and open blocks included; mean over layers and heads",
         (),
         handles,
         4,

@@ -31,8 +31,9 @@ Sets = NDArray[np.int32]
 def overlap_rows(group: TraceGroup, block_size_tokens: int, num_blocks: int) -> Iterator[dict[str, Any]]:
     """A row per recorded layer, predictor and distance at K = `num_blocks`.
 
-    overlap: mean |predicted ∩ true| / K over steps and KV heads. recall: softmax mass on the predicted set and the
-    open block; recall_true: on the true set and the open block. overlap_right, overlap_wrong: over the steps whose
+    overlap: mean |predicted ∩ true| / K over steps and KV heads. recall: softmax mass on the predicted set, the open
+    block and blocks that filled after the prediction, which are resident without a fetch (docs/decisions.md, 1);
+    recall_true: on the true set and the open block. overlap_right, overlap_wrong: over the steps whose
     draft token was right or wrong (drafts only). accepted: share of right draft tokens. Predictors: previous (the
     true ranking `distance` steps before), draft, random (in expectation).
     """
@@ -54,9 +55,10 @@ def overlap_rows(group: TraceGroup, block_size_tokens: int, num_blocks: int) -> 
         if isinstance(group, FileGroup) and "draft" in kinds:
             right = group.array(f"draft{distance}/accepted")[distance:].astype(bool)
         chance = num_blocks / selectable[distance:]
+        always = open_mass[distance:] + _filled(dense, selectable, distance)
         for kind, predicted in kinds.items():
             shared = _overlap(true[distance:], predicted)
-            recall = _held(dense[distance:], predicted) + open_mass[distance:]
+            recall = _held(dense[distance:], predicted) + always
             for index, layer in enumerate(layers):
                 own = shared[:, index]
                 row = {
@@ -76,13 +78,13 @@ def overlap_rows(group: TraceGroup, block_size_tokens: int, num_blocks: int) -> 
                     row["overlap_wrong"] = float(own[~right].mean()) if not right.all() else None
                 yield row
         for index, layer in enumerate(layers):
-            rest = 1 - open_mass[distance:, index]
+            rest = 1 - always[:, index]
             yield {
                 "layer": layer,
                 "predictor": "random",
                 "distance": distance,
                 "overlap": float(chance.mean()),
-                "recall": float((open_mass[distance:, index] + chance[:, None] * rest).mean()),
+                "recall": float((always[:, index] + chance[:, None] * rest).mean()),
                 "recall_true": float(recall_true[distance:, index].mean()),
                 "accepted": None,
                 "overlap_right": None,
@@ -122,6 +124,15 @@ def _overlap(true: Sets, predicted: Sets) -> NDArray[np.float64]:
     member[..., width] = False
     found: NDArray[np.float64] = np.take_along_axis(member, true.astype(np.int64), axis=-1).mean(axis=(2, 3))
     return found
+
+
+def _filled(dense: NDArray[np.float32], selectable: NDArray[np.integer], distance: int) -> NDArray[np.float64]:
+    """Mass on the blocks that filled within the last `distance` steps, [S − distance, L, H]."""
+    now, before = selectable[distance:], selectable[:-distance]
+    block = np.arange(dense.shape[-1])
+    new = (block >= before[:, None]) & (block < now[:, None])
+    mass: NDArray[np.float64] = (dense[distance:] * new[:, None, None]).sum(axis=-1, dtype=np.float64)
+    return mass
 
 
 def _held(dense: NDArray[np.float32], ids: Sets) -> NDArray[np.float64]:

@@ -40,7 +40,7 @@ def test_overlap_lines_are_means_of_the_table() -> None:
     frame = overlap_frame()
     figure = draw_distance(frame)
     assert lines(figure, "draft") == [pytest.approx([0.87, 0.77])] * 2
-    assert [axes.get_title() for axes in figure.axes] == ["code, 4,096 tokens", "needle, 7,680 tokens"]
+    assert [axes.get_title() for axes in figure.axes] == ["code, 4K", "needle, 7.5K"]
     assert lines(draw_layers(frame), "previous") == [pytest.approx([0.8, 0.74])] * 2
     assert lines(draw_overlap_recall(frame), "true") == [pytest.approx([0.95, 0.95])] * 2
     assert lines(draw_block_sizes(frame), "random")[0] == pytest.approx([0.07, 0.07])

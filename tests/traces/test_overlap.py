@@ -23,5 +23,10 @@ def test_rows_by_hand() -> None:
     assert rows["previous", 1]["recall"] == pytest.approx(((4 + 2) / 8 + (4 + 2) / 8) / 2, abs=1e-6)
     assert rows["draft", 1]["recall"] == pytest.approx((8 / 8 + (4 + 2) / 8) / 2, abs=1e-6)
     assert rows["draft", 1]["recall_true"] == pytest.approx(1, abs=1e-6)
+    filled = memory_group(
+        [20, 21], {4: {"true": true[:2]}}, {4: np.array([[4, 0, 0, 0, 4, 0], [0, 2, 0, 0, 4, 2]])[:, None, None] / 8}
+    )
+    row = next(row for row in overlap_rows(filled, 4, 2) if row["predictor"] == "previous")
+    assert row["recall"] == pytest.approx((2 + 4 + 2) / 8, abs=1e-6), "block 4 filled after the prediction"
     with pytest.raises(InputError, match="5 blocks of 4 are not ranked"):
         list(overlap_rows(group, 4, 5))
