@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traces.synth.normal import FloatArray, above, both_above_fast, threshold_of
+from traces.synth.levels import Nodes, fit_levels
+from traces.synth.normal import FloatArray, both_above_fast, threshold_of
 from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
 
 FAST_STEPS = (2.0, 4.0, 8.0)
 SLOW_STEPS = (16.0, 32.0, 64.0, 128.0)
 """Time constants tried for the two parts."""
-_LEVELS = np.arange(-9.0, 9.0001, 0.1)
 _CORRELATIONS = np.append(1.0 - np.linspace(1.0, 0.05, 39) ** 2, [0.9996, 1.0])
-_LEVEL_ROUNDS, _NOISE_ROUNDS = 6, 3
-_MIDDLE_NODES = 48
-_AGE_SMOOTHING_BLOCKS = 2.0
+_NOISE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +34,6 @@ class DraftNoise:
     kept: float
     steadiness: float | None = None
     """Correlation of two successive rows, as a multiple of that of two successive steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Blocks of one head as weighted levels: sinks, ages, then the popularity curve."""
-
-    levels: FloatArray
-    weight: FloatArray
-    num_sinks: int
-    num_ages: int
-
-    @property
-    def ages(self) -> FloatArray:
-        """Levels by age, newest selectable block first."""
-        return self.levels[self.num_sinks : self.num_sinks + self.num_ages]
-
-    def age_trend(self) -> FloatArray:
-        """What of `ages` is age: smoothed over neighbours. The rest belongs to the blocks that were measured there,
-        and moves on with them."""
-        reach = np.arange(self.num_ages)
-        kernel = np.exp(-0.5 * ((reach[:, None] - reach[None, :]) / _AGE_SMOOTHING_BLOCKS) ** 2)
-        trend: FloatArray = kernel @ self.ages / kernel.sum(axis=1)
-        return trend
-
-    def aged(self, blocks: float) -> FloatArray:
-        """Levels halfway between those of a step and of the same blocks when `blocks` more have come."""
-        out, trend = self.levels.copy(), self.age_trend()
-        later = np.interp(np.arange(self.num_ages) + blocks, np.arange(self.num_ages), trend)
-        out[self.num_sinks : self.num_sinks + self.num_ages] += (later - trend) / 2
-        return out
-
-    def thresholds(self, sizes: FloatArray) -> FloatArray:
-        """Scores above which K blocks are expected."""
-        grid = np.linspace(self.levels.min() - 6.0, self.levels.max() + 6.0, 400)
-        expected = (above(grid[:, None] - self.levels[None, :]) * self.weight[None, :]).sum(axis=1)
-        return np.interp(-sizes, -expected, grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +111,7 @@ class HeadFit:
         self._statistics, self._head = statistics, head
         self.sizes = np.array(statistics.set_sizes, dtype=np.float64)
         self.lags = np.array(statistics.lags, dtype=np.float64)
-        self._nodes, self._shares, self._base = _fit_levels(statistics, head, self.sizes)
+        self._nodes, self._shares, self._base = fit_levels(statistics, head, self.sizes)
         self._thresholds = self._nodes.thresholds(self.sizes)
         # Ageing moves slowly: one curve serves three lags, and the rounds of `process` take out the difference.
         aged = [self._nodes.aged(lag / statistics.block_size_tokens) for lag in self.lags[::3]]
@@ -237,35 +199,6 @@ class HeadFit:
         return DraftNoise(
             found[0], found[1], float(np.average(successive / np.maximum(lag_1, 0.05), weights=importance))
         )
-
-
-def _fit_levels(
-    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray
-) -> tuple[Nodes, FloatArray, FloatArray]:
-    """Nodes, positions of the popularity nodes, and the mean occupancy of the blocks that they stand for, by K.
-
-    Each level is such that P(level + Z > threshold of K) is nearest to the occupancies at all K; small K, where few
-    blocks decide, weigh as much as large ones.
-    """
-    sink, recency, popularity = (np.array(rows) for rows in (head.sink, head.recency, head.popularity))
-    num_middle = statistics.num_blocks - 1 - sink.shape[1] - recency.shape[1]
-    shares = np.clip(statistics.popularity_shares, 0.5 / num_middle, 1 - 0.5 / num_middle)
-    even = (np.arange(_MIDDLE_NODES) + 0.5) / _MIDDLE_NODES
-    fine = shares[shares < even[6]]
-    at = np.unique(np.concatenate([fine, even[even > (fine[-1] if len(fine) else 0.0)]]))
-    edges = np.concatenate([[0.0], (at[1:] + at[:-1]) / 2, [1.0]])
-    middle = np.stack([np.interp(at, shares, row) for row in popularity])
-    occupancy = np.concatenate([sink, recency, middle], axis=1)
-    weight = np.concatenate([np.ones(sink.shape[1] + recency.shape[1]), np.diff(edges) * num_middle])
-    nodes = Nodes(
-        -2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998)), weight, sink.shape[1], recency.shape[1]
-    )
-    for _ in range(_LEVEL_ROUNDS):
-        model = above(nodes.thresholds(sizes)[:, None] - _LEVELS[None, :])
-        gap = occupancy[:, :, None] - model[:, None, :]
-        loss = (gap**2).sum(axis=0) + 1e-7 * _LEVELS**2
-        nodes = Nodes(_LEVELS[np.argmin(loss, axis=1)], weight, sink.shape[1], recency.shape[1])
-    return nodes, at, middle @ np.diff(edges)
 
 
 def _overlap_curve(levels: FloatArray, nodes: Nodes, thresholds: FloatArray) -> FloatArray:

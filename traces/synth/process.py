@@ -175,7 +175,7 @@ def _draft_weights(head: HeadProcess, distance: int, kind: str) -> tuple[float, 
     faith = float(np.clip(with_true / max(apart, 0.05), 0.0, 1.0))
     if noise.steadiness is not None:
         faith = _faith(with_true, apart, lagged, distance, noise.steadiness * float(lagged[1]), faith)
-    known = float(np.clip((with_true / max(faith, 0.05) - apart) / (1.0 - apart), 0.0, 1.0))
+    known = float(np.clip((with_true / max(faith, 0.05) - apart) / max(1.0 - apart, 1e-3), 0.0, 1.0))
     kept = float(np.clip((with_issue / max(faith, 0.05) - steady + known * (steady - apart)) / white, -0.3, 1.0))
     kept = min(kept, float(np.sqrt(1.0 - known**2)))
     return known, kept, float(np.sqrt(max(0.0, 1.0 - known**2 - kept**2))), faith
@@ -191,7 +191,7 @@ def _faith(
         return most
     reached = []
     for faith in candidates:
-        known = np.clip((with_true / faith - apart) / (1.0 - apart), 0.0, 1.0)
+        known = np.clip((with_true / faith - apart) / max(1.0 - apart, 1e-3), 0.0, 1.0)
         ends = ((1.0 - known) ** 2 + known**2) * lagged[1]
         reached.append(faith**2 * (ends + known * (1.0 - known) * (lagged[distance + 1] + lagged[distance - 1])))
     return float(candidates[int(np.argmin(np.abs(np.array(reached) - successive)))])

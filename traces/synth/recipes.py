@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from traces.errors import InputError
 from traces.schema import Attributes, Count, ModelGeometry, Share
-from traces.synth.fit import Nodes
+from traces.synth.levels import Nodes
 from traces.synth.normal import FloatArray, above, both_above_fast, threshold_of
 from traces.synth.statistics import DraftKinds, DraftState, HeadStatistics, LayerStatistics, TraceStatistics
 
