@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,18 @@ class ExpectedMoves:
     evicted_hash: list[list[str]]
 
 
-def expected_moves(flow: Flow, trace: StepTrace, num_steps: int) -> ExpectedMoves:
-    """Replay the batch by `simulator.residency`; requests with the same offset move the same blocks."""
+HeadMoves = list[tuple[Int32, Int32, int, int]]
+"""Per step of one head: fetched (block, slot) [n, 2], evicted blocks, fetched into free slots, runs."""
+
+
+def expected_moves(
+    flow: Flow, trace: StepTrace, num_steps: int, known: dict[Hashable, HeadMoves] | None = None
+) -> ExpectedMoves:
+    """Replay the batch by `simulator.residency`; requests with the same offset move the same blocks.
+
+    `known` keeps the heads' moves between calls that share flow, trace rows and steps (other batch sizes).
+    """
+    known = {} if known is None else known
     _, num_layers, num_heads, _ = trace.true.shape
     offsets, which = np.unique(trace.offsets, return_inverse=True)
     shape = (num_steps, num_layers)
@@ -36,7 +47,10 @@ def expected_moves(flow: Flow, trace: StepTrace, num_steps: int) -> ExpectedMove
         requests = np.flatnonzero(which == index)
         for layer in range(num_layers):
             for head in range(num_heads):
-                steps = _replay_head(flow, trace, num_steps, offset, layer, head)
+                key = (offset, layer, head)
+                if key not in known:
+                    known[key] = _replay_head(flow, trace, num_steps, offset, layer, head)
+                steps = known[key]
                 for t, (fetch, victims, slack, num_runs) in enumerate(steps):
                     fetched[t, layer] += len(fetch) * len(requests)
                     evicted[t, layer] += len(victims) * len(requests)
@@ -58,13 +72,8 @@ def _with_heads(heads: NDArray[np.int64], rows: Int32) -> Int32:
     return np.concatenate([repeated, np.tile(rows, (len(heads), 1))], axis=1)
 
 
-def _replay_head(
-    flow: Flow, trace: StepTrace, num_steps: int, offset: int, layer: int, head: int
-) -> list[tuple[Int32, Int32, int, int]]:
-    """Per step: fetched (block, slot) [n, 2], evicted blocks, fetched into free slots, runs.
-
-    Under lookahead a step's plan comes first and then the blocks that the step fills, as in the plan kernel.
-    """
+def _replay_head(flow: Flow, trace: StepTrace, num_steps: int, offset: int, layer: int, head: int) -> HeadMoves:
+    """One head. Under lookahead a step's plan comes first and then the blocks that the step fills, as in the kernel."""
     size, distance = flow.block_size_tokens, flow.distance
 
     def num_blocks(step: int) -> int:

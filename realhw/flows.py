@@ -1,4 +1,7 @@
-"""What a decode step runs: which blocks attention reads, who chooses them, and how missing ones arrive."""
+"""What a decode step runs: which blocks attention reads, who chooses them, and when missing ones are fetched.
+
+Missing blocks arrive by the zero-copy gather. Copy engines are timed by calibration, not run in the decode step.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from simulator.fetch_cap import allowed_blocks, exact_share
 from traces.errors import InputError
 
 Kind = Literal["dense", "quest", "on-demand", "lookahead"]
-Transport = Literal["gather", "ce-batched", "ce-contiguous"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ class Flow:
     """Extra rows per request in the layer stack; their query ranks. 0: the real row's query ranks (previous step)."""
     draft_head: bool = False
     """Run an EAGLE-3 head before layer 0, `draft_rows` passes."""
-    transport: Transport = "gather"
     gather: GatherConfig = GATHER
 
     def __post_init__(self) -> None:
@@ -45,8 +46,6 @@ class Flow:
             raise InputError("flow: a draft head needs draft rows")
         if self.lookahead_k < 1 or self.num_kept < 1:
             raise InputError(f"flow: lookahead_k {self.lookahead_k}, K {self.num_kept}, need at least 1")
-        if not self.moves and self.transport != "gather":
-            raise InputError(f"flow {self.kind}: nothing to move by {self.transport}")
 
     @property
     def moves(self) -> bool:

@@ -14,6 +14,8 @@ from realhw.workbench import GatherBench, Work, attention_work, score_work, topk
 TARGET_S = 4e-3
 """Each branch alone takes about this long, so that the two end together unless they slow each other."""
 GATHER_CTAS = (8, 16, 32)
+GATHER_BLOCKS = 1024
+"""Blocks of one launch: a layer's fetch of a mid-sized batch. Short launches would time waiting for a free SM."""
 COPY_BYTES = 1 << 20
 
 
@@ -29,7 +31,7 @@ def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry,
     sides: list[tuple[str, int | None, Work, int]] = [
         ("ce_h2d", None, bench.copy_h2d(COPY_BYTES), 0),
         ("ce_d2h", None, bench.copy_d2h(COPY_BYTES), 0),
-        *(("gather", n, bench.gather(256, GatherConfig(num_ctas=n)), PRIORITY["H"]) for n in GATHER_CTAS),
+        *(("gather", n, bench.gather(GATHER_BLOCKS, GatherConfig(num_ctas=n)), PRIORITY["H"]) for n in GATHER_CTAS),
     ]
     for side, ctas, work, priority in sides:
         side_alone = _alone(work)

@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+from simulator.catalog import load_hardware, load_model
+from simulator.cost import attention_s, gemm_s
+from simulator.specs.hardware import KernelFigures, MeasuredGemm, TimedKernel
+from simulator.timed_kernels import timed_gemm_s, timed_kernel_s
+
+
+@pytest.fixture(scope="module")
+def kernels() -> KernelFigures:
+    timed = [
+        TimedKernel(kind="attention", heads=heads, size=size, rows=rows, seconds=rows * (heads + size) * 1e-9)
+        for rows in (1, 2)
+        for heads in (8, 16)
+        for size in (100, 300)
+    ]
+    gemms = (MeasuredGemm(m=1, n=64, k=32, seconds=1e-6), MeasuredGemm(m=5, n=64, k=32, seconds=3e-6))
+    base: Any = load_hardware("h100-sxm").kernels
+    return KernelFigures.model_validate({**base.model_dump(), "timed": timed, "gemms": gemms})
+
+
+def test_launches_are_bilinear_between_timed_sizes_and_unknown_outside(kernels: KernelFigures) -> None:
+    assert timed_kernel_s(kernels, "attention", 12, 200, 1) == pytest.approx(212e-9)
+    assert timed_kernel_s(kernels, "attention", 12, 200, 2) == pytest.approx(424e-9)
+    assert timed_kernel_s(kernels, "attention", 12, 200, 3) == pytest.approx(424e-9), "nearest rows"
+    assert timed_kernel_s(kernels, "attention", 17, 200, 1) is None
+    assert timed_kernel_s(kernels, "attention", 8, 99, 1) is None
+    assert timed_kernel_s(kernels, "plan", 8, 100) is None
+
+
+def test_products_are_linear_in_rows_for_a_timed_shape_only(kernels: KernelFigures) -> None:
+    assert timed_gemm_s(kernels, 3, 64, 32) == pytest.approx(2e-6)
+    assert timed_gemm_s(kernels, 6, 64, 32) is None
+    assert timed_gemm_s(kernels, 3, 32, 64) is None
+
+
+def test_the_cost_model_takes_what_was_timed_and_adds_the_switch() -> None:
+    profile, model = load_hardware("h200-sxm-calibrated"), load_model("Qwen3-8B")
+    timed = next(t for t in profile.kernels.timed if (t.kind, t.heads, t.size, t.rows) == ("attention", 256, 2064, 2))
+    assert profile.kernels.switch_s is not None
+    expected = timed.seconds + profile.kernels.switch_s.value
+    assert attention_s(profile, model, 32, 2064, 2, 2) == pytest.approx(expected)
+    # fp8 was not timed: the fit serves.
+    assert attention_s(profile, model, 32, 2064, 2, 1) < expected
+    product = next(g for g in profile.kernels.gemms if (g.m, g.n, g.k) == (32, 6144, 4096))
+    assert gemm_s(profile, 32, 6144, 4096) == pytest.approx(product.seconds + profile.kernels.switch_s.value)
