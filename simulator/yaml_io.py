@@ -10,7 +10,6 @@ import yaml
 
 from traces.errors import InputError
 
-
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: five times faster on a hardware profile."""
 
