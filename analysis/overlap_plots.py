@@ -68,10 +68,12 @@ def draw_distance(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS, block_size:
         axes.grid(True, axis="y")
     panels[0].set_ylabel(f"share of the true top {num_blocks} found")
     panels[len(panels) // 2].set_xlabel("distance (steps between prediction and use)")
-    first = rows[rows["distance"] == 1].groupby("predictor")["overlap"].mean()
+    mean = rows.groupby(["distance", "predictor"])["overlap"].mean().unstack()
+    gap, last = mean["draft"] - mean["previous"], int(mean.index.max())
     title = (
-        f"One step ahead the draft token's query finds {style.percent(first['draft'])} of the top {num_blocks} blocks, "
-        f"the step before {style.percent(first['previous'])}; the gap closes as distance grows"
+        f"One step ahead the draft token's query finds {style.percent(float(mean['draft'].iloc[0]))} of the top "
+        f"{num_blocks} blocks, the earlier query {style.percent(float(mean['previous'].iloc[0]))}; "
+        f"{last} steps ahead {100 * float(gap.iloc[-1]):.0f} points are between them"
     )
     style.frame_figure(
         figure, title, f"Blocks of {block_size} tokens, mean over recorded layers and KV heads", (), _handles(), 3
@@ -127,14 +129,14 @@ def draw_recall(frame: pd.DataFrame, block_size: int = 16) -> Figure:
     panels[0].set_ylabel("attention mass on the set")
     panels[len(panels) // 2].set_xlabel("KV budget (tokens)")
     most = rows[rows["num_blocks"] == rows["num_blocks"].max()]
-    draft = most[most["predictor"] == "draft"]
-    lost = float((draft["recall_true"] - draft["recall"]).mean())
+    held = most.groupby("predictor")["recall"].mean()
+    own_query = float(most[most["predictor"] == "draft"]["recall_true"].mean())
     handles = [*_handles(), Line2D([], [], color=style.INK, lw=1.1, ls=(0, (4, 2)), label="the step's own query")]
     style.frame_figure(
         figure,
-        f"At the largest budget a draft's prediction loses {100 * lost:.1f} points of attention mass "
-        "against the step's own query",
-        f"One step ahead, blocks of {block_size} tokens, newly filled and open blocks included; mean over layers and heads",
+        f"At the largest budget the draft's set holds {100 * float(held['draft']):.1f} % of the attention mass, the "
+        f"earlier query's {100 * float(held['previous']):.1f} %, the step's own {100 * own_query:.1f} %",
+        f"One step ahead, blocks of {block_size} tokens with newly filled and open blocks; mean over layers and heads",
         (),
         handles,
         4,
