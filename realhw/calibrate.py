@@ -43,8 +43,10 @@ def calibrate(options: CalibrateOptions) -> Path:
     Raises `EnvironmentMissing` without a usable GPU, `InputError` for an unknown base or node.
     """
     from realhw.measurement import read_measurements
-    from realhw.profile import build_profile, write_profile
+    from realhw.profile import build_profile, find_template, write_profile
 
+    require_gpu()
+    find_template(device_info().name, options.base)  # before a minute of measuring
     raw = options.out.with_suffix(".jsonl")
     measure_machine(raw, options.pinned_gib, options.numa_node)
     write_profile(build_profile(read_measurements(raw), options.name, options.base), options.out)

@@ -41,7 +41,7 @@ def build_profile(raw: RawCalibration, name: str | None = None, base: str | None
 
     Raises InputError when no catalog profile has the device's name and none is named, or a measurement is missing.
     """
-    template = load_hardware(base) if base else _matching(str(raw.device["name"]))
+    template = find_template(str(raw.device["name"]), base)
     return _Builder(raw, template, name or f"{template.name}-calibrated").build()
 
 
@@ -53,7 +53,10 @@ def write_profile(spec: HardwareSpec, path: Path) -> None:
     path.write_text(head + yaml.safe_dump(data, sort_keys=False, width=120, default_flow_style=None), encoding="utf-8")
 
 
-def _matching(device: str) -> HardwareSpec:
+def find_template(device: str, base: str | None = None) -> HardwareSpec:
+    """The catalog profile that gives what cannot be measured: `base`, else the one of the device. Raises InputError."""
+    if base is not None:
+        return load_hardware(base)
     found = [spec for spec in hardware() if spec.device == device and spec.date is None]
     if not found:
         raise InputError(f"device {device!r}: no catalog profile to start from; name one with --base")

@@ -133,7 +133,7 @@ FLOWS = {
 }
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu if "two" in name else ()) for name in FLOWS])
 def test_attention_reads_what_the_plans_brought_and_nothing_stale(name, weights, host):
     """Slots start poisoned; the logits equal a plain decode over the blocks that the rules say are there."""
     flow, shift = FLOWS[name]
@@ -163,8 +163,8 @@ def test_attention_reads_what_the_plans_brought_and_nothing_stale(name, weights,
 def test_a_budget_beyond_the_context_gives_dense_attention(kind, weights, host):
     trace = make_trace(shift=1 if kind == "lookahead" else 0, num_ranked=15)
     flow = Flow(kind, 17, block_size_tokens=SIZE, gather=GATHER)
-    runner = run(weights, flow, trace, host, num_steps=3)
-    truth = plain_decode(weights, trace, host, 3, runner._hidden, None)
+    runner = run(weights, flow, trace, host, num_steps=2)
+    truth = plain_decode(weights, trace, host, 2, runner._hidden, None)
     assert relative(runner.logits, truth) < 1e-5
 
 

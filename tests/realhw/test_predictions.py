@@ -1,0 +1,64 @@
+"""Predictions of points that ran on a real H200, on the profile calibrated in the same lease."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from realhw.campaign import Point
+from realhw.expected_moves import expected_moves
+from realhw.predictions import mismatches, policy_of, predict, steady_steps
+from simulator.catalog import load_hardware
+
+RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
+
+
+def row_of(system, batch, context):
+    rows = [json.loads(line) for line in RECORDED.read_text().splitlines()[1:]]
+    return next(
+        r for r in rows
+        if r["status"] == "ok"
+        and (r["point"]["system"], r["point"]["batch_size"], r["point"]["context_tokens"]) == (system, batch, context)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hardware():
+    return load_hardware("h200-sxm-calibrated")
+
+
+@pytest.mark.parametrize(("system", "batch"), [("dense", 16), ("dense", 64), ("quest", 16), ("quest", 32)])
+def test_flows_without_transfers_are_predicted_within_five_percent(system, batch, hardware):
+    found = predict(row_of(system, batch, 4096), hardware)
+    assert abs(found["error"]) < 0.05
+    assert found["byte_mismatches"] == found["fetched_blocks"] == 0
+    assert found["transfer_over_compute"] == 0
+    assert sum(found["predicted_parts_s"].values()) == pytest.approx(found["predicted_tpot_s"])
+    assert found["repeat_spread"] < 0.02
+
+
+def test_a_small_run_with_transfers_moves_what_the_rules_say_and_takes_about_as_long(hardware):
+    found = predict(row_of("prefetch-previous", 1, 4096), hardware)
+    assert found["byte_mismatches"] == 0
+    assert found["fetched_blocks"] > 1000
+    assert abs(found["error"]) < 0.1
+    assert 0 < found["transfer_over_compute"] < 0.5
+
+
+def test_a_moved_block_that_differs_is_counted():
+    row = row_of("prefetch-previous", 1, 4096)
+    point = Point(**row["point"])
+    expected = expected_moves(point.flow(), point.trace(), point.num_steps)
+    assert mismatches(row, expected) == 0
+    row["fetched_hash"][3][5] = "0" * 16
+    row["evicted"][7][0] += 1
+    assert mismatches(row, expected) == 2
+
+
+def test_points_become_the_policies_of_their_systems():
+    assert policy_of(Point("dense", 1, 4096)).selector == "all"
+    assert policy_of(Point("quest", 1, 4096)).residency == "everything"
+    assert policy_of(Point("retrieval", 1, 4096)).predictor == "current"
+    draft = policy_of(Point("oasiskv", 1, 16384, fetch_cap=0.05, lookahead_k=2))
+    assert (draft.predictor, draft.residency, draft.slack_blocks, draft.lookahead_k) == ("draft", "slack", 13, 2)
+    assert steady_steps(Point("oasiskv", 1, 16384, lookahead_k=2)) == slice(4, 13)
