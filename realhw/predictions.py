@@ -166,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("campaign", type=Path)
     parser.add_argument("--hardware", required=True, help="calibrated profile: name or path")
+    parser.add_argument("--commit", help="revision that the campaign ran at")
     parser.add_argument("--out", type=Path, required=True, help="folder for points.jsonl and summary.json")
     options = parser.parse_args()
     lines = options.campaign.read_text(encoding="utf-8").splitlines()
@@ -194,6 +195,7 @@ def main() -> None:
         "device": head["device"]["name"],
         "driver": head["device"]["driver"],
         "date": head["started"],
+        "commit": options.commit,
         "profile": hardware.name,
         "profile_date": hardware.date,
         "fetched_blocks_compared": sum(row["fetched_blocks"] for row in predictions),
