@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simulator.specs.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
+from simulator.specs.base import Fraction, NonNegativeInt, PositiveInt, Spec
+
+
+MAX_OVERHEAD_S = 60.0
+"""A step that waits a minute for the CPU is a mistake in the unit."""
 
 
 class WorkloadSpec(Spec):
@@ -26,7 +30,7 @@ class PlacementSpec(Spec):
 
 
 class EngineSpec(Spec):
-    software_overhead_s: NonNegativeFloat = 0.0
+    software_overhead_s: Annotated[float, Field(ge=0, le=MAX_OVERHEAD_S)] = 0.0
     """CPU time per step that the GPU waits for. 0 is an assumption: a captured graph with asynchronous scheduling."""
     hbm_utilization: Fraction = 0.9
     """Share of HBM that may be used. Source: vLLM's default gpu_memory_utilization."""
