@@ -69,14 +69,17 @@ def run(
     seed: Seed = None,
     set_: Set = None,
     out: Out = None,
+    timeline: Annotated[
+        int | None, typer.Option("--timeline", metavar="STEPS", help="Also write timeline.json of the first steps.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Simulate one point and say what binds it."""
+    """Simulate one point and say what binds it. A timeline opens in Perfetto (ui.perfetto.dev) or chrome://tracing."""
     from oasis_sim.verbs.run import run as verb
 
     flags = _flags(locals())
-    return verb(experiment, flags, set_ or [], out, json, quiet)
+    return verb(experiment, flags, set_ or [], out, json, quiet, timeline)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from oasis_sim.output import console, milliseconds, number
 from oasis_sim.request import Request
 from oasis_sim.run_card import trace_line
 from simulator.objective import (
+    RECALL_MARGIN,
     best_by_system,
     best_row,
     grid_edges,
@@ -149,11 +150,32 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
     if edges:
         at = ", ".join(f"{label(name)} {value(best, name)} ({side})" for name, side in edges.items())
         out.print(Padding(f"at the edge of the grid: {at}; beyond it may lie better", (0, 0, 0, 2), expand=False))
+    for line in cautions(rows, best, threshold_is_set=point.objective.min_recall is not None):
+        out.print(Padding(line, (0, 0, 0, 2), expand=False))
     beside = neighbours(rows, best)
     if beside:
         out.print()
         out.print(_neighbour_table(best, [(item.parameter, item.row) for item in beside]))
     out.print()
+
+
+def cautions(rows: Sequence[Row], best: Row, threshold_is_set: bool) -> list[str]:
+    """What a reader should know before believing that the best point is best."""
+    lines = []
+    others = [name for name in swept_parameters(rows) if name != "policy.fetch_cap"]
+    recalls = [
+        row["recall"]
+        for row in rows
+        if row["status"] == "ok" and row["recall"] is not None and all(row[name] == best[name] for name in others)
+    ]
+    if len(recalls) > 1 and max(recalls) - min(recalls) < 2 * RECALL_MARGIN:
+        lines.append(
+            f"recall moves by only {max(recalls) - min(recalls):.3f} over its fetch caps: this trace hardly tells them "
+            "apart, so fetching least wins; oasis-sim quality measures what it costs"
+        )
+    if "policy.block_size_tokens" in swept_parameters(rows) and not threshold_is_set:
+        lines.append("each block size has its own threshold; --min-recall holds all to one")
+    return lines
 
 
 def _neighbour_table(best: Row, beside: Sequence[tuple[str, Row]]) -> Table:

@@ -11,9 +11,15 @@ BATCHES = [1, 4, 16, 32, 64, 128, 256]
 
 
 def main() -> None:
-    grid = {"system": SYSTEMS, "workload": {"batch_size": BATCHES}}
     with tempfile.TemporaryDirectory() as folder:
-        rows = oasis.sweep(grid, out=f"{folder}/systems", jobs=2).rows
+        _report(folder, "each system's own fetch cap (oasiskv 0.05, the others uncapped)", {})
+        _report(folder, "fetch cap 0.05 for all that fetch", {"fetch_cap": 0.05})
+
+
+def _report(folder: str, title: str, policy: dict[str, float]) -> None:
+    grid = {"system": SYSTEMS, "workload": {"batch_size": BATCHES}, "policy": policy}
+    rows = oasis.sweep(grid, out=f"{folder}/{len(policy)}", jobs=2).rows
+    print(title)
     cells = {(row["system"], row["workload.batch_size"]): row for row in rows}
     for title, text in (
         ("tokens/s", lambda r: f"{r['throughput_tokens_per_s']:,.0f}"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from oasis_sim.output import print_json
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
 from simulator.provenance import utc_now
+from simulator.specs.experiment import ExperimentSpec
 from simulator.sweep import make_grid, point_row
 from traces.errors import InputError
 
@@ -20,8 +22,11 @@ def run(
     out: str | None,
     as_json: bool,
     quiet: bool,
+    timeline_steps: int | None = None,
 ) -> int:
     """Simulate, write the run folder, print a card or one flat JSON object. Returns the exit code."""
+    if timeline_steps is not None and timeline_steps < 1:
+        raise InputError(f"--timeline must be at least 1 step, got {timeline_steps}")
     request = one_point(file, flags, assignments)
     grid = make_grid(request.points)
     start_s = time.perf_counter()
@@ -35,6 +40,8 @@ def run(
             raise
         if row["point_key"] not in folder.rows:
             folder.append([row])
+        if timeline_steps is not None:
+            _write_timeline(grid.points[0], timeline_steps, folder.path)
         folder.finish([row], {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
     if as_json:
         print_json({**row, "out": str(folder.path)})
@@ -43,3 +50,11 @@ def run(
 
         print_card(row, request.points[0], folder.path)
     return 0
+
+
+def _write_timeline(point: ExperimentSpec, num_steps: int, folder: Path) -> None:
+    """`timeline.json` of the first GPU's first steps, from the per-layer reference."""
+    from analysis.timeline_export import spans_from_records, write_chrome_trace
+    from simulator.points import timeline_records
+
+    write_chrome_trace(folder / "timeline.json", spans_from_records(timeline_records(point, num_steps)))

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from simulator.specs.base import Fraction, NonNegativeInt, PositiveInt, Spec
 
-
 MAX_OVERHEAD_S = 60.0
 """A step that waits a minute for the CPU is a mistake in the unit."""
 

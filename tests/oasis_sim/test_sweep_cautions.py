@@ -1,0 +1,33 @@
+"""What the sweep's summary warns of before a reader believes its best point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oasis_sim.sweep_summary import cautions
+
+
+def row(cap: float, block: int, recall: float) -> dict[str, Any]:
+    return {
+        "system": "oasiskv",
+        "status": "ok",
+        "policy.fetch_cap": cap,
+        "policy.block_size_tokens": block,
+        "recall": recall,
+    }
+
+
+def test_recall_that_hardly_moves_over_fetch_caps_is_said():
+    rows = [row(0.02, 16, 0.921), row(1.0, 16, 0.924)]
+    assert any("moves by only 0.003" in line for line in cautions(rows, rows[0], threshold_is_set=True))
+
+
+def test_recall_that_moves_is_not():
+    rows = [row(0.02, 16, 0.80), row(1.0, 16, 0.92)]
+    assert cautions(rows, rows[0], threshold_is_set=True) == []
+
+
+def test_block_sizes_under_thresholds_of_their_own_are_said():
+    rows = [row(0.02, 16, 0.80), row(0.02, 64, 0.92)]
+    assert "--min-recall" in cautions(rows, rows[0], threshold_is_set=False)[0]
+    assert cautions(rows, rows[0], threshold_is_set=True) == []
