@@ -19,7 +19,7 @@ from traces.synth.process import LayerProcess
 from traces.synth.statistics import TraceStatistics
 
 _SEED = 20011
-_STEPS = 96
+_STEPS = 160
 _LEAST_PAIRS = 48
 _LEAST_HEADS = 48
 """Heads that a run averages over; few sources are run as several copies."""

@@ -24,7 +24,7 @@ from traces.synth.statistics import (
 )
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-DEFAULT_SET_SIZES = (4, 8, 16, 20, 32, 64, 128, 256, 512, 1024, 2048)
+DEFAULT_SET_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 NUM_SINK_BLOCKS = 2
 RECENT_TOKENS = 512
 """Blocks younger than this are described by their age. Chosen so that a short turn of a chat is inside."""

@@ -186,7 +186,7 @@ def _faith(
 ) -> float:
     """The share of a draft's noise that is not fresh, for which successive rows correlate by `successive` while a row
     correlates with its target as measured: less faith, and the rest of it nearer to the target."""
-    candidates = [faith for faith in np.linspace(most, 0.6, 41) if with_true <= faith]
+    candidates = [faith for faith in np.linspace(most, 0.6, 41) if max(with_true, 0.05) <= faith]
     if not candidates:
         return most
     reached = []
