@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from realhw.draft_head import DraftHead
 from realhw.flows import Flow
 from realhw.kernels.activation.api import silu_multiply
 from realhw.kernels.attention.api import AttentionConfig, attention_scratch, choose_splits, decode_attention
@@ -113,9 +114,6 @@ class DecodeRunner:
         g, flow, batch = self.geometry, self.flow, self.batch_size
         rows = batch * flow.rows_per_request
         self._hidden = torch.randn(rows, g.hidden_size, device=self.device, dtype=self.dtype, generator=self._generator)
-        self._draft_in = torch.randn(
-            batch, 3 * g.hidden_size, device=self.device, dtype=self.dtype, generator=self._generator
-        )
         self._x = self._empty(rows, g.hidden_size)
         self._attended = self._empty(batch, flow.rows_per_request, g.num_q_heads, g.head_dim)
         self._gate_up, self._gated = self._empty(rows, 2 * g.ffn_size), self._empty(rows, g.ffn_size)
@@ -141,29 +139,10 @@ class DecodeRunner:
             self._rows = self._int(self.trace.offsets - self.trace.shift)
             self._allowed = self._int(np.array(flow.allowed(self.num_steps), dtype=np.int32))
         if flow.draft_head:
-            self._make_draft_buffers(sms)
-
-    def _make_draft_buffers(self, sms: int) -> None:
-        g, batch = self.geometry, self.batch_size
-        heads, blocks = batch * g.num_kv_heads, self.max_blocks
-        self._draft_pool = self._empty(heads * blocks, 2, self.flow.block_size_tokens, g.head_dim)
-        self._fill(self._draft_pool)
-        self._draft_table = torch.arange(heads * blocks, dtype=torch.int32, device=self.device).view(
-            batch, g.num_kv_heads, blocks
-        )
-        self._draft_splits = choose_splits(
-            heads, blocks * self.flow.block_size_tokens, AttentionConfig().block_n, sms, 1
-        )
-        self._draft_scratch = attention_scratch(batch, g.num_kv_heads, g.head_dim, self._draft_splits, self.device)
-        self._draft_x = self._empty(batch, g.hidden_size)
-        self._draft_pair = torch.randn(
-            batch, 2 * g.hidden_size, device=self.device, dtype=self.dtype, generator=self._generator
-        )
-        self._draft_qkv = self._empty(batch, g.qkv_size)
-        self._draft_attended = self._empty(batch, 1, g.num_q_heads, g.head_dim)
-        self._draft_gate_up, self._draft_gated = self._empty(batch, 2 * g.ffn_size), self._empty(batch, g.ffn_size)
-        self._draft_o = self._empty(batch, g.hidden_size)
-        self._draft_logits = self._empty(batch, self.weights.draft.lm_head.shape[0])
+            self._draft_head = DraftHead(
+                self.weights, batch, self.max_blocks, flow.block_size_tokens, flow.draft_rows, self._fill,
+                self._generator, sms,
+            )  # fmt: skip
 
     def _make_layer(self, index: int) -> LayerState:
         g, flow, batch = self.geometry, self.flow, self.batch_size
@@ -304,28 +283,11 @@ class DecodeRunner:
 
     def _begin_step(self, t: int) -> None:
         if self.flow.draft_head:
-            self._draft(t)
+            self._draft_head.run(self._all_blocks[t], self.open_tokens[t])
             self.schedule.mark_part("draft")
         torch.argmax(self.logits, dim=-1, out=self.tokens)
         self.schedule.mark_part("sampling")
         self._x.copy_(self._hidden)
-
-    def _draft(self, t: int) -> None:
-        """EAGLE-3 head: fuse three hidden states; per drafted row one layer over the whole context and its lm_head."""
-        draft, g = self.weights.draft, self.geometry
-        torch.mm(self._draft_in, draft.fuse.t(), out=self._draft_x)
-        for _ in range(self.flow.draft_rows):
-            torch.mm(self._draft_pair, draft.layer.qkv.t(), out=self._draft_qkv)
-            query = self._draft_qkv[:, : g.num_q_heads * g.head_dim].view(-1, 1, g.num_q_heads, g.head_dim)
-            decode_attention(
-                query, self._draft_pool, self._draft_table, self._all_blocks[t], self.open_tokens[t],
-                self._draft_attended, self._draft_scratch, self._draft_splits,
-            )  # fmt: skip
-            torch.mm(self._draft_attended.view(self.batch_size, -1), draft.layer.o.t(), out=self._draft_o)
-            torch.mm(self._draft_o, draft.layer.gate_up.t(), out=self._draft_gate_up)
-            silu_multiply(self._draft_gate_up, self._draft_gated)
-            torch.mm(self._draft_gated, draft.layer.down.t(), out=self._draft_x)
-            torch.mm(self._draft_x, draft.lm_head.t(), out=self._draft_logits)
 
     def _layer(self, t: int, index: int) -> None:
         flow, schedule = self.flow, self.schedule
