@@ -134,7 +134,7 @@ def draw_recall(frame: pd.DataFrame, block_size: int = 16) -> Figure:
     handles = [*_handles(), Line2D([], [], color=style.INK, lw=1.1, ls=(0, (4, 2)), label="the step's own query")]
     style.frame_figure(
         figure,
-        f"One step ahead, blocks of {block_size} tokens, filled and open blocks included; mean over layers and heads",
+        f"At the largest budget the draft's set holds {100 * float(held['draft']):.1f} % of the attention mass, the "
         f"earlier query's {100 * float(held['previous']):.1f} %, the step's own {100 * own_query:.1f} %",
         f"One step ahead, blocks of {block_size} tokens with newly filled and open blocks; mean over layers and heads",
         (),

@@ -93,6 +93,9 @@ def report_error(error: Exception) -> int:
         return EXIT_INPUT
     if isinstance(error, BrokenPipeError):
         return 1
+    if isinstance(error, OSError) and error.filename is not None:
+        _error_line(f"{error.filename}: {error.strerror}")
+        return EXIT_INPUT
     with tempfile.NamedTemporaryFile("w", prefix="oasis-sim-", suffix=".traceback.txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     _error_line(f"internal: {type(error).__name__}: {error} (traceback in {file.name})")

@@ -79,11 +79,21 @@ def flatten(tree: Mapping[str, Any], where: str) -> Settings:
     return settings
 
 
+MAX_DEPTH = 1
+"""A key is `section.key` at most."""
+SECTIONS = ("mapping", "policy", "workload", "placement", "engine", "objective")
+"""A section that is there without keys says nothing."""
+
+
 def _flatten(tree: Mapping[Any, Any], prefix: str, where: str, settings: Settings) -> None:
     for name, value in tree.items():
         if not isinstance(name, str):
             raise InputError(f"{where}: key {name!r} is not text")
         key = prefix + name
+        if key.count(".") > MAX_DEPTH:
+            raise InputError(f"{where}: key {key} is nested too deeply; an experiment has sections of plain keys")
+        if value is None and not prefix and name in SECTIONS:
+            continue
         if isinstance(value, Mapping):
             _flatten(value, f"{key}.", where, settings)
             continue

@@ -257,7 +257,7 @@ def run_step(
         if d_on:
             d_dt = write / d_rate
             dt = min(dt, d_dt)
-        if dt == INF:
+        if not now + dt < INF:
             raise RuntimeError("decode step is stuck: nothing runs and compute waits")
         parts_s[wait_part if wait_part >= 0 else PHASE_PART[phase]] += dt
         if compute > 0.0:

@@ -239,8 +239,12 @@ def _attention(
             for tokens in map(int, attended)
         ]
     )
-    window_s = 0.0
+    window_s = np.zeros(num_steps)
     if sliding.any():
-        window = min(context_tokens, model.sliding_window or context_tokens)
-        window_s = cost.attention_s(hardware, model, batch_size, window, rows, 2, dense_table=True)
-    return np.where(sliding[None, :], window_s, full_s[:, None])
+        windows = np.minimum(kv_len, model.sliding_window or context_tokens)
+        by_tokens = {
+            tokens: cost.attention_s(hardware, model, batch_size, tokens, rows, element, dense_table=True)
+            for tokens in map(int, np.unique(windows))
+        }
+        window_s = np.array([by_tokens[int(tokens)] for tokens in windows])
+    return np.where(sliding[None, :], window_s[:, None], full_s[:, None])

@@ -13,11 +13,15 @@ class Spec(BaseModel):
     )
 
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+MAX_COUNT = 2**53
+"""Largest integer that every format we write holds exactly."""
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_COUNT, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
+Name = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A name or path: no control characters, short enough for a file system to say that it does not exist."""
 
 
 class Figure(Spec):

@@ -6,14 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simulator.specs.base import Fraction, NonNegativeInt, PositiveInt, Spec
+from simulator.specs.base import Fraction, Name, NonNegativeInt, PositiveInt, Spec
 
 MAX_OVERHEAD_S = 60.0
 """A step that waits a minute for the CPU is a mistake in the unit."""
 
 
+MAX_BATCH_SIZE = 10_000_000
+"""Bytes of so many requests still are integers that every file format holds."""
+
+
 class WorkloadSpec(Spec):
-    batch_size: PositiveInt = 32
+    batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH_SIZE, strict=True)] = 32
     """Requests decoded together (closed batch), per GPU."""
     context_tokens: PositiveInt | None = None
     """KV length at the first decode step. Null: the trace group's own."""
@@ -55,13 +59,13 @@ class ObjectiveSpec(Spec):
 class ExperimentSpec(Spec):
     """Everything that decides one point's result. Names refer to the catalog or are paths."""
 
-    name: str | None = None
+    name: Name | None = None
     """Label of the run folder; does not change a result."""
-    system: str = "oasiskv"
-    model: str = "Qwen3-8B"
-    hardware: str = "h100-sxm"
-    trace: str = "smollm2-135m-reasoning"
-    trace_group: str | None = None
+    system: Name = "oasiskv"
+    model: Name = "Qwen3-8B"
+    hardware: Name = "h100-sxm"
+    trace: Name = "smollm2-135m-reasoning"
+    trace_group: Name | None = None
     """Request of the trace that is replayed. Null: the first whose context is `workload.context_tokens`, if given."""
     mapping: MappingSpec = MappingSpec()
     policy: dict[str, Any] = Field(default_factory=dict)

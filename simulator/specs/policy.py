@@ -5,9 +5,11 @@ A system is a composition of these choices (`simulator.systems`); any key may be
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from simulator.specs.base import Fraction, PositiveFloat, PositiveInt, Spec
+from pydantic import Field
+
+from simulator.specs.base import Fraction, PositiveInt, Spec
 
 Selector = Literal["minmax", "exact", "all"]
 Predictor = Literal["current", "previous", "draft", "oracle", "random"]
@@ -22,6 +24,10 @@ WriteBack = Literal["block", "token"]
 DraftHead = Literal["eagle3", "ngram"]
 
 
+MAX_SLACK_BLOCKS = 65_536
+"""Blocks of 16 tokens in a million: more slots than any context has blocks."""
+
+
 class PolicySpec(Spec):
     selector: Selector = "minmax"
     """Ranks a step's blocks with the real query. minmax: Quest's bound from per-block key minima and maxima;
@@ -32,13 +38,13 @@ class PolicySpec(Spec):
     random: uniform over the blocks that exist."""
     residency: Residency = "exact"
     """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`."""
-    slack_blocks: PositiveInt | None = None
+    slack_blocks: Annotated[int, Field(gt=0, le=MAX_SLACK_BLOCKS, strict=True)] | None = None
     """Extra slots per KV head for arrivals. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K)."""
     eviction: Eviction = "least-recently-selected"
     transport: Transport = "gather"
     """How blocks cross the host link. ce-*: copy engine, one operation per block, per contiguous run in one
     batched submission, or one per layer after the CPU has packed it; gather: SMs read pinned host memory."""
-    gather_ctas: PositiveInt = 16
+    gather_ctas: Annotated[int, Field(gt=0, le=4096, strict=True)] = 16
     """Thread blocks of the gather kernel."""
     miss_rule: MissRule = "attend"
     """stall: fetch what the real query selects and is absent, then attend; attend: attend to what is resident."""
@@ -55,8 +61,8 @@ class PolicySpec(Spec):
     lookahead_mode: LookaheadMode = "single"
     write_back: WriteBack = "block"
     """When new KV goes to the host: as a block fills, or every token."""
-    metadata_vectors_per_block: PositiveInt = 2
+    metadata_vectors_per_block: Annotated[int, Field(gt=0, le=64, strict=True)] = 2
     """Compressed-key vectors per block (min and max: 2)."""
-    metadata_bytes_per_element: PositiveFloat = 2.0
+    metadata_bytes_per_element: Annotated[float, Field(gt=0, le=8, strict=True)] = 2.0
     draft_head: DraftHead = "eagle3"
     """Whose cost drafting has: a one-layer EAGLE-3 head, or prompt lookup on the CPU."""
