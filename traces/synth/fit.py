@@ -49,6 +49,8 @@ class HeadProcess:
     """Variance of the fast part."""
     slow: FloatArray
     """Variance of the slow part; white noise has the rest."""
+    typical: tuple[float, float]
+    """Both variances, mean over K by the number of blocks whose membership the noise decides."""
     fast_steps: float
     slow_steps: float
     level_correlation: float
@@ -132,6 +134,7 @@ class HeadFit:
             noise_levels=self._thresholds[::-1] + 1e-9 * np.arange(len(self.sizes)),
             fast=np.zeros(len(self.sizes)),
             slow=np.zeros(len(self.sizes)),
+            typical=(0.0, 0.0),
             fast_steps=FAST_STEPS[0],
             slow_steps=SLOW_STEPS[0],
             level_correlation=0.0,
@@ -142,6 +145,7 @@ class HeadFit:
             open_mass=head.open_mass,
             octaves_by_rank=np.array(head.octaves_by_rank),
         )
+        parts = np.zeros((len(self.sizes), 2))
         for _ in range(_NOISE_ROUNDS):
             steps, parts = _fit_noise(goal, importance, lags, self._steps)
             self._steps = (steps,)
@@ -154,6 +158,8 @@ class HeadFit:
         middle = slice(self._nodes.num_sinks + self._nodes.num_ages, None)
         levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
         spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
+        fast, slow = np.average(parts, axis=0, weights=importance)
+        process = replace(process, typical=(float(fast), float(slow)))
         drafts = tuple(
             {kind: self._draft(state, process, importance, bias, j) for kind, state in states.items()}
             for j, states in enumerate(head.drafts, start=1)

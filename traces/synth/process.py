@@ -165,7 +165,7 @@ def _draft_weights(head: HeadProcess, distance: int, kind: str) -> tuple[float, 
     if kind == "fallback":
         return 0.0, 1.0, 0.0, 1.0
     noise = head.drafts[distance - 1][kind]
-    fast, slow = float(np.mean(head.fast)), float(np.mean(head.slow))
+    fast, slow = head.typical
     steady, white = fast + slow, max(1.0 - fast - slow, 1e-3)
     lagged = [fast * np.exp(-lag / head.fast_steps) + slow * np.exp(-lag / head.slow_steps) for lag in range(10)]
     apart = float(lagged[distance])
