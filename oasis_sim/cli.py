@@ -252,6 +252,32 @@ def calibrate(
 
 
 @app.command()
+def validate(
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For points, table and summary.")],
+    campaign: Annotated[
+        str | None, typer.Argument(metavar="CAMPAIGN.jsonl", help="Measured points. Default: run them on this GPU.")
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option("--hardware", metavar="NAME", help="Profile that predicts: calibrate this GPU first.")
+    ] = "h200-sxm-calibrated",
+    commit: Annotated[str | None, typer.Option("--commit", help="Revision that the points ran at.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit 1 past a threshold, or where any block differs.")
+    ] = False,
+    max_median: Annotated[float | None, typer.Option("--max-median", help="Of |TPOT error|. Default 0.03.")] = None,
+    max_p95: Annotated[float | None, typer.Option("--max-p95", help="Of |TPOT error|. Default 0.08.")] = None,
+    json: Json = False,
+) -> int:
+    """Compare decode steps that ran on a GPU with the simulator: moved blocks exactly, then time.
+
+    With a campaign's file no GPU is needed.
+    """
+    from oasis_sim.verbs.validate import validate as verb
+
+    return verb(campaign, hardware, out, commit, check, max_median, max_p95, json)
+
+
+@app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,

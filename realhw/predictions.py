@@ -1,4 +1,4 @@
-"""What the simulator says about points that ran on a GPU: `python -m realhw.predictions CAMPAIGN --hardware NAME`.
+"""What the simulator says about points that ran on a GPU: `oasis-sim validate CAMPAIGN --hardware NAME`.
 
 First exact equality of what moved (counts, and hashes of ids and slots, against `simulator.residency`), then the time
 of a decode step against the timeline on a calibrated profile. The timeline plays the blocks that the rules give for the
@@ -7,9 +7,8 @@ very rows that the GPU ran, so that a difference in time is not a difference in 
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from simulator.step_layout import DRAFT, FFN, LM_HEAD, PLAN, QKV, SAMPLING, SCOR
 from simulator.step_work import RunWork, build_run_work
 from simulator.timeline import play
 from simulator.topology import HostTopology
+from traces.errors import InputError
 
 WARM_UP_STEPS = 4
 """Steps before the slots and the transfers have settled."""
@@ -162,48 +162,68 @@ def _mean_parts(parts: list[dict[str, float]] | None, steps: slice) -> dict[str,
     return {name: float(np.mean([step.get(name, 0.0) for step in parts[steps]])) for name in names}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("campaign", type=Path)
-    parser.add_argument("--hardware", required=True, help="calibrated profile: name or path")
-    parser.add_argument("--commit", help="revision that the campaign ran at")
-    parser.add_argument("--out", type=Path, required=True, help="folder for points.jsonl and summary.json")
-    options = parser.parse_args()
-    lines = options.campaign.read_text(encoding="utf-8").splitlines()
-    head, hardware = json.loads(lines[0]), load_hardware(options.hardware)
-    rows = [json.loads(line) for line in lines[1:] if line.endswith("}")]
+def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(head with device and start, rows of the points that ran). Raises InputError for anything else."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        # The last line may be torn by a kill; the point that it held is run again.
+        head, *rows = [json.loads(line) for line in lines if line.endswith("}")]
+        ran = [row for row in rows if row["status"] == "ok"]
+        if not head["device"]["name"]:
+            raise KeyError("device")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: is no campaign of decode points ({type(error).__name__}: {error})") from error
+    return head, ran
+
+
+def compare(
+    campaign: Path, hardware_name: str, out: Path, commit: str | None, on_point: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Predict every point of a campaign; writes `points.jsonl` as it goes, `points.parquet` and `summary.json`.
+
+    Returns the summary. Raises InputError for a file that is no campaign or an unknown profile.
+    """
+    head, rows = read_campaign(campaign)
+    hardware = load_hardware(hardware_name)
     known: dict[str, dict[Hashable, HeadMoves]] = {}
     predictions = []
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "points.jsonl").open("w", encoding="utf-8") as out:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "points.jsonl").open("w", encoding="utf-8") as file:
         for row in rows:
-            if row["status"] != "ok":
-                continue
             shared = json.dumps({k: v for k, v in row["point"].items() if k != "batch_size"}, sort_keys=True)
             predictions.append(predict(row, hardware, known.setdefault(shared, {})))
-            out.write(json.dumps(predictions[-1]) + "\n")
-            out.flush()
-            last = predictions[-1]
-            print(
-                f"{last['system']:<18} b{last['workload.batch_size']:<3} c{last['workload.context_tokens']:<6} "
-                f"cap {last['policy.fetch_cap']:<5} measured {1e3 * last['measured_tpot_s']:8.3f} ms "
-                f"predicted {1e3 * last['predicted_tpot_s']:8.3f} ms {last['error']:+.1%} "
-                f"mismatches {last['byte_mismatches']} link/compute {last['transfer_over_compute']:.2f}",
-                flush=True,
-            )
+            file.write(json.dumps(predictions[-1]) + "\n")
+            file.flush()
+            on_point(predictions[-1])
+    _write_parquet(predictions, out / "points.parquet")
     provenance = {
         "device": head["device"]["name"],
         "driver": head["device"]["driver"],
         "date": head["started"],
-        "commit": options.commit,
+        "commit": commit,
         "profile": hardware.name,
         "profile_date": hardware.date,
+        "profile_device": hardware.device,
         "fetched_blocks_compared": sum(row["fetched_blocks"] for row in predictions),
     }
     summary = summarise(predictions, provenance)
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(summary, indent=2))
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary
 
 
-if __name__ == "__main__":
-    main()
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plain columns only: parts become `predicted.t_qkv_s` and `measured.qkv`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = []
+    for row in rows:
+        plain = {name: value for name, value in row.items() if not isinstance(value, dict)}
+        for kind in ("predicted", "measured"):
+            plain |= {f"{kind}.{part}": value for part, value in (row.get(f"{kind}_parts_s") or {}).items()}
+        plain.pop("measured_parts_s", None)
+        flat.append(plain)
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), path)
