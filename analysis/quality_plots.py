@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis import style
 from traces.errors import InputError
@@ -56,6 +58,12 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
+def _correlation(frame: pd.DataFrame) -> str:
+    if len(frame) < 3:
+        return "unknown"
+    return f"{rank_correlation(frame['recall'].tolist(), frame['kl'].tolist()):.2f}"
+
+
 def _scatter(axes: Axes, frame: pd.DataFrame, column: str, scale: float) -> None:
     budgets = sorted(frame[BUDGET].unique())
     for predictor, look in LOOKS.items():
@@ -78,8 +86,16 @@ def _scatter(axes: Axes, frame: pd.DataFrame, column: str, scale: float) -> None
             gid=predictor,
         )
     axes.set_yscale("log")
+    _plain_ticks(axes.yaxis)
     axes.grid(True)
     axes.set_ylabel("KL divergence from dense (nats per token)")
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Figures instead of powers on a log axis, at 1, 2 and 5 of each decade."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _handles(frame: pd.DataFrame) -> list[Line2D]:
@@ -96,7 +112,7 @@ def _subtitle(frame: pd.DataFrame) -> str:
     budgets = ", ".join(f"{b:,}" for b in sorted(frame[BUDGET].unique()))
     return (
         f"A point per policy; larger marks have a larger budget ({budgets} tokens). "
-        f"{int(frame['num_prompts'].max())} prompts, {int(frame['num_steps'].max())} positions each; "
+        f"{int(frame['num_prompts'].max())} prompts, {int(frame['num_steps'].max())} positions in all; "
         "bars: 95 % bootstrap interval over prompts."
     )
 
@@ -111,14 +127,15 @@ def draw_bytes(frame: pd.DataFrame) -> Figure:
         raise InputError("no policy moves any bytes; there is nothing to draw against them")
     _scatter(axes, moving, "h2d_bytes_per_token", 1e-6)
     axes.set_xscale("log")
+    _plain_ticks(axes.xaxis)
     axes.set_xlabel("host-to-HBM traffic (MB per token)")
     middle = sorted(moving[BUDGET].unique())[len(moving[BUDGET].unique()) // 2]
     own = moving[(moving[BUDGET] == middle) & (moving["predictor"] != "random")]
     best, worst = own.loc[own["kl"].idxmin()], own.loc[own["kl"].idxmax()]
+    apart = "and their intervals are apart" if best["kl_high"] < worst["kl_low"] else "and their intervals overlap"
     title = (
-        f"At {middle:,} tokens of budget, policies that predict differ between {best['kl']:.3f} nats "
-        f"({best['predictor']}, {best['h2d_bytes_per_token'] / 1e6:.1f} MB) and {worst['kl']:.3f} "
-        f"({worst['predictor']}, {worst['h2d_bytes_per_token'] / 1e6:.1f} MB)"
+        f"At {middle:,} tokens of budget, policies that predict lie between {best['kl']:.3f} ({best['predictor']}) "
+        f"and {worst['kl']:.3f} nats ({worst['predictor']}), {apart}"
     )
     style.frame_figure(figure, title, _subtitle(moving), (), _handles(moving), 8)
     return figure
@@ -131,12 +148,11 @@ def draw_recall(frame: pd.DataFrame) -> Figure:
     axes = figure.add_subplot()
     _scatter(axes, frame, "recall", 1.0)
     axes.set_xlabel("recall (share of attention mass on blocks that attention reads)")
-    correlation = rank_correlation(frame["recall"].tolist(), frame["kl"].tolist())
+    informed = frame[frame["predictor"] != "random"]
     title = (
-        f"Recall ranks policies as KL does: Spearman's rank correlation {correlation:.2f} over {len(frame)} policies"
+        f"KL falls as recall grows: rank correlation {_correlation(frame)} over {len(frame)} policies, "
+        f"{_correlation(informed)} without the random ones"
     )
-    if abs(correlation) < 0.9:
-        title = f"Recall is an imperfect proxy of KL: rank correlation {correlation:.2f} over {len(frame)} policies"
     style.frame_figure(figure, title, _subtitle(frame), (), _handles(frame), 8)
     return figure
 
