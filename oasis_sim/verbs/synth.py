@@ -83,6 +83,10 @@ def synth(
     if rows:
         if context_tokens != statistics.context_tokens:
             print(f"targets hold at {statistics.context_tokens:,} tokens of context, achieved is at {context_tokens:,}")
+        if len(chosen) < len(full_layers):
+            print(
+                f"targets are means over all layers of the source, achieved is the mean of the {len(chosen)} generated"
+            )
         print_rows(rows)
     else:
         print("not measured back: too large")
