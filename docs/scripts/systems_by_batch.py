@@ -32,7 +32,7 @@ def _report(folder: str, title: str, policy: dict[str, float]) -> None:
             print(f"  {system:<30}" + "".join(f"{text(r) if r['status'] == 'ok' else '–':>9}" for r in row))
         print()
     largest = {system: cells[system, 1]["max_batch_size"] for system in SYSTEMS}
-    print("largest batch that fits: " + ", ".join(f"{system} {batch}" for system, batch in largest.items()))
+    print("largest batch that fits: " + ", ".join(f"{system} {batch}" for system, batch in largest.items()) + "\n")
 
 
 if __name__ == "__main__":
