@@ -19,7 +19,7 @@ from traces.errors import CapacityError, InputError
 
 Row = dict[str, Any]
 
-TIMELINE_VERSION = 3
+TIMELINE_VERSION = 4
 """Part of every point's cache key; raised when a change of cost, links or timeline moves a result."""
 
 

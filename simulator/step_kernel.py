@@ -38,9 +38,11 @@ from simulator.step_layout import (
     SCORE,
     SIDE_PLAN,
     SIDE_SCORE,
+    SIDE_TOPK,
     STEP,
     T_EXPOSED,
     T_PLAN,
+    TOPK,
     WAIT,
 )
 
@@ -148,8 +150,10 @@ def run_step(
                     compute = attention_s[t, layer]
                 elif phase == SCATTER:
                     compute = scatter_s[t, layer]
-                elif (SCORE <= phase <= PLAN and not selects[layer]) or phase in (WAIT, END):
+                elif (SCORE <= phase <= PLAN and not selects[layer]) or phase in (WAIT, END, PLAN):
                     compute = 0.0
+                elif phase == TOPK:  # top-k and plan are one kind of work and follow each other: one interval
+                    compute = dur[TOPK] + dur[PLAN]
                 else:
                     compute = dur[phase]
             if phase == END:
@@ -163,9 +167,9 @@ def run_step(
                     side = dur[SIDE_SCORE] if selects[num_planned % num_layers] else 0.0
                 if side > 0.0:
                     break
-                if side_part < SIDE_PLAN:
-                    side_part += 1
-                    side = dur[side_part] if selects[num_planned % num_layers] else 0.0
+                if side_part == SIDE_SCORE:
+                    side_part = SIDE_TOPK
+                    side = dur[SIDE_TOPK] + dur[SIDE_PLAN] if selects[num_planned % num_layers] else 0.0
                 else:
                     done = num_planned
                     planned_at_s[1, (done // num_layers) % ring, done % num_layers] = now
@@ -283,3 +287,35 @@ def run_step(
     counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN] = num_first, num_prefetched, num_written
     elapsed_s: float = now - start
     return elapsed_s
+
+
+@njit(cache=True)
+def run_steps(
+    num_steps: int,
+    lookahead_k: int,
+    on_demand: bool,
+    urgent: bool,
+    plan_waits: bool,
+    link_share: float,
+    durations_s: Float,
+    attention_s: Float,
+    scatter_s: Float,
+    selects: NDArray[np.bool_],
+    first_s: Float,
+    prefetch_s: Float,
+    write_s: Float,
+    waits_for_slots: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    clock: Float,
+    planned_at_s: Float,
+    rates: Float,
+    steps_s: Float,
+) -> float:
+    """All steps of a GPU that shares no link with another, one `run_step` after the other; returns their seconds."""
+    total_s = 0.0
+    for t in range(num_steps):
+        total_s += run_step(
+            t, lookahead_k, on_demand, urgent, plan_waits, link_share, durations_s, attention_s, scatter_s, selects,
+            first_s, prefetch_s, write_s, waits_for_slots, counts, clock, planned_at_s, rates, steps_s,
+        )  # fmt: skip
+    return total_s

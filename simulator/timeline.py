@@ -1,7 +1,7 @@
 """THE LOOP: SimPy sequences the decode steps of every GPU of a host and lets them contend for shared links.
 
 A step's inside is `step_kernel.run_step`; a step is one SimPy timeout. Link shares are constants of a step: they are
-recomputed whenever a step starts or ends on a GPU that transfers.
+recomputed whenever a step starts or ends on a GPU that transfers. A GPU alone on its links plays its steps in one go.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simulator.step_kernel import run_step
+from simulator.step_kernel import run_step, run_steps
 from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, STEP, new_state
 from simulator.step_work import RunWork
 from simulator.topology import HostTopology
@@ -55,6 +55,10 @@ class SharedLinks:
         self.transferring: set[int] = set()
         self.share: dict[int, float] = {}
 
+    @property
+    def are_shared(self) -> bool:
+        return self.topology.num_gpus > 1
+
     def begin(self, gpu: int) -> float:
         """A step with transfers starts on `gpu`; returns its share in (0, 1]."""
         if gpu not in self.transferring:
@@ -82,13 +86,18 @@ def decode(
         work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
         work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, result.steps_s[gpu],
     )  # fmt: skip
+    flags = (rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits)
+    num_steps = work.durations_s.shape[0]
     transfers = bool(run.h2d_bytes.any())
-    for t in range(work.durations_s.shape[0]):
+    if not links.are_shared or not transfers:
+        # Nothing that another GPU does can change this one's steps: they need no events of their own.
         share = links.begin(gpu) if transfers else 1.0
-        step_s = run_step(t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, *constants)
+        yield env.timeout(run_steps(num_steps, *flags, share, *constants))
+        return
+    for t in range(num_steps):
+        step_s = run_step(t, *flags, links.begin(gpu), *constants)
         yield env.timeout(step_s)
-    if transfers:
-        links.end(gpu)
+    links.end(gpu)
 
 
 def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopology) -> TimelineResult:
