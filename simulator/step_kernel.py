@@ -6,6 +6,8 @@ all rates 1 this is the max-plus recurrence over layers. `step_reference` is the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -290,32 +292,9 @@ def run_step(
 
 
 @njit(cache=True)
-def run_steps(
-    num_steps: int,
-    lookahead_k: int,
-    on_demand: bool,
-    urgent: bool,
-    plan_waits: bool,
-    link_share: float,
-    durations_s: Float,
-    attention_s: Float,
-    scatter_s: Float,
-    selects: NDArray[np.bool_],
-    first_s: Float,
-    prefetch_s: Float,
-    write_s: Float,
-    waits_for_slots: NDArray[np.bool_],
-    counts: NDArray[np.int64],
-    clock: Float,
-    planned_at_s: Float,
-    rates: Float,
-    steps_s: Float,
-) -> float:
-    """All steps of a GPU that shares no link with another, one `run_step` after the other; returns their seconds."""
+def run_steps(num_steps: int, *step_arguments: Any) -> float:
+    """All steps of a GPU that shares no link with another: `run_step(t, *step_arguments)` for every t, summed."""
     total_s = 0.0
     for t in range(num_steps):
-        total_s += run_step(
-            t, lookahead_k, on_demand, urgent, plan_waits, link_share, durations_s, attention_s, scatter_s, selects,
-            first_s, prefetch_s, write_s, waits_for_slots, counts, clock, planned_at_s, rates, steps_s,
-        )  # fmt: skip
+        total_s += run_step(t, *step_arguments)
     return total_s
