@@ -40,7 +40,7 @@ def require_gpu() -> torch.device:
     """The current CUDA device; `EnvironmentMissing` says what is missing and what works without it."""
     if not torch.cuda.is_available():
         raise EnvironmentMissing(
-            "no CUDA device: calibrate and validate need one; run, sweep and compare simulate with catalog profiles"
+            "no CUDA device: calibrate and validate need one; run and sweep simulate with catalog profiles"
         )
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if version < MIN_TRITON:
