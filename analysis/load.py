@@ -1,8 +1,9 @@
-"""Reads what a finished `run`, `sweep` or `compare` left in its folder."""
+"""Reads what a finished `run` or `sweep` left in its folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,18 @@ PARTIAL = "points.jsonl"
 
 TEXT_METRICS = ("bound", "bound_detail")
 """Result columns that hold words; every other metric is a number or null."""
+
+
+def read_table(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
+    """A parquet file that has at least `columns`. Raises InputError, calling it `what`, where it is none."""
+    try:
+        frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable as parquet: {error}") from error
+    lacking = [column for column in columns if column not in frame]
+    if lacking:
+        raise InputError(f"{path}: not {what}, it lacks {', '.join(lacking)}")
+    return frame
 
 
 @dataclass(frozen=True)

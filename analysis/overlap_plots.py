@@ -9,12 +9,12 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import style
+from analysis.load import read_table
 from traces.errors import InputError
 
 LOOKS = {
@@ -29,14 +29,7 @@ TOP_BLOCKS = 20
 
 def load_overlap(path: Path) -> pd.DataFrame:
     """The table. Raises InputError where it is none."""
-    try:
-        frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as parquet: {error}") from error
-    lacking = [column for column in COLUMNS if column not in frame]
-    if lacking:
-        raise InputError(f"{path}: not a table of overlaps, it lacks {', '.join(lacking)}")
-    return frame
+    return read_table(path, COLUMNS, "a table of overlaps")
 
 
 def _panels(traces: list[str], height: float) -> tuple[Figure, list[Axes]]:

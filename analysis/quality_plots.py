@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis import style
+from analysis.load import read_table
 from traces.errors import InputError
 
 TABLE = "quality.parquet"
@@ -41,13 +41,7 @@ def load_quality(folders: Sequence[Path]) -> pd.DataFrame:
     frames = []
     for folder in folders:
         path = folder / TABLE if folder.is_dir() else folder
-        try:
-            frame: pd.DataFrame = pq.read_table(path).to_pandas()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not readable as parquet: {error}") from error
-        lacking = [column for column in COLUMNS if column not in frame]
-        if lacking:
-            raise InputError(f"{path}: not a quality table, it lacks {', '.join(lacking)}")
+        frame = read_table(path, COLUMNS, "a quality table")
         frames.append(frame.assign(run=folder.name))
     return pd.concat(frames, ignore_index=True)
 

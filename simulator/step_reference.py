@@ -147,7 +147,6 @@ class StepReference:
         self.qkv, self.selected, self.attention, self.planned, self.first, self.prefetched, self.written = (
             Flags(self.env) for _ in range(7)
         )
-        self.urgent_transfer: simpy.Event | None = None
         self.link_wanted = self.env.event()
         self.first_ready: list[tuple[int, int, float, simpy.Event]] = []
         self.prefetch_ready: list[tuple[int, int, float, simpy.Event]] = []
@@ -302,7 +301,6 @@ class StepReference:
                 self._record(H, "fetch", t, layer, start)
                 done.succeed()
                 continue
-            self.link_wanted = self.env.event()
             while not self.first_ready and not running.triggered:
                 self.link_wanted = self.env.event()
                 yield running | self.link_wanted

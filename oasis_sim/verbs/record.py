@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oasis_sim.settings import parse_value
+from oasis_sim.options import assigned
 from traces.errors import EnvironmentMissing, InputError
 
 LISTS = ("block_sizes_tokens", "extra_block_sizes_tokens", "extra_layers")
@@ -36,7 +36,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
 
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("name", target.name.removesuffix(".zarr"))
-    for name, value in _assigned(assignments).items():
+    for name, value in assigned(assignments, taken=()).items():
         if name in given:
             raise InputError(f"--set {name}: is given by its own flag, too")
         given[name] = value
@@ -52,18 +52,6 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         folder = recorder.record(checked, target, progress=progress)
     print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
-
-
-def _assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals or not name:
-            raise InputError(f"--set {assignment}: expected KEY=VALUE, e.g. --set temperature=0.6")
-        if name in values:
-            raise InputError(f"--set {name} is given twice")
-        values[name] = text if name in LISTS else parse_value(text)
-    return values
 
 
 def _numbers(name: str, text: Any) -> tuple[int, ...]:
