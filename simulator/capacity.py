@@ -69,32 +69,63 @@ def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
     return model.working_set_bytes(slots, policy.block_size_tokens, element) + windows
 
 
-def footprint(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int
-) -> Footprint:
-    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its GPUs.
+@dataclass(frozen=True, slots=True)
+class RequestBytes:
+    """What one request holds at a KV length, per GPU."""
 
-    Activations: one prefill chunk through the widest layer (gate, up, hidden in and out, bf16), an assumption.
-    """
+    kv: int
+    """In HBM: the whole KV, or K + slack slots and the open block."""
+    compressed_keys: int
+    draft_kv: int
+    """The draft head's own layer, whole context."""
+    logits: int
+    host_kv: int
+    """Full KV outside HBM."""
+
+    @property
+    def hbm(self) -> int:
+        return self.kv + self.compressed_keys + self.draft_kv + self.logits
+
+
+def request_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> RequestBytes:
     num_blocks = -(-kv_len // policy.block_size_tokens)
-    per_request = kv_bytes_in_hbm(model, policy, kv_len)
-    weights = model.weight_bytes
+    keys = 0.0
     if policy.selector != "all":
-        per_request += round(
-            model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
-        )
-    if drafts(policy) and policy.draft_head == "eagle3":
-        weights += eagle3_head_bytes(model)
-        per_request += model.kv_bytes_per_token_per_layer(2) * kv_len  # the head's own layer, whole context
+        keys = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+    has_head = drafts(policy) and policy.draft_head == "eagle3"
     host = 0
     if policy.residency != "everything":
         host = model.working_set_bytes(num_blocks, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
-    per_request += 4 * model.vocab  # fp32 logits
+    return RequestBytes(
+        kv=kv_bytes_in_hbm(model, policy, kv_len),
+        compressed_keys=round(keys),
+        draft_kv=model.kv_bytes_per_token_per_layer(2) * kv_len if has_head else 0,
+        logits=4 * model.vocab,  # fp32
+        host_kv=host,
+    )
+
+
+def weights_bytes(model: ModelSpec, policy: PolicySpec) -> int:
+    """The model, and the draft head where the policy runs one."""
+    has_head = drafts(policy) and policy.draft_head == "eagle3"
+    return model.weight_bytes + (eagle3_head_bytes(model) if has_head else 0)
+
+
+def activations_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """`num_tokens` rows through the widest layer (gate, up, hidden in and out, bf16), an assumption."""
+    return 2 * num_tokens * (2 * model.intermediate + 4 * model.hidden)
+
+
+def footprint(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int
+) -> Footprint:
+    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its GPUs."""
+    per_request = request_bytes(model, policy, kv_len)
     return Footprint(
-        weights_bytes=weights,
-        activations_bytes=2 * PREFILL_CHUNK_TOKENS * (2 * model.intermediate + 4 * model.hidden),
-        hbm_per_request_bytes=per_request,
-        host_per_request_bytes=host,
+        weights_bytes=weights_bytes(model, policy),
+        activations_bytes=activations_bytes(model, PREFILL_CHUNK_TOKENS),
+        hbm_per_request_bytes=per_request.hbm,
+        host_per_request_bytes=per_request.host_kv,
         hbm_available_bytes=int(hardware.gpu.hbm_bytes.value * engine.hbm_utilization),
         host_available_bytes=int(hardware.host.dram_bytes.value) // num_gpus,
     )

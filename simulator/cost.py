@@ -6,6 +6,8 @@ profile names one and the shape is inside it. Rows: 1 real token per request plu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator import kernel_tables
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
@@ -213,3 +215,30 @@ def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> 
     pairs += len(model.sliding_layers) * context_tokens * min(window, context_tokens)
     flops = 2.0 * active * context_tokens + 4.0 * model.num_q_heads * model.head_dim * pairs
     return flops / hardware.gpu.bf16_sustained_flops.value
+
+
+def chunk_attention_s(
+    hardware: HardwareSpec, model: ModelSpec, chunks: Sequence[tuple[int, int]], kv_bytes_per_element: int,
+    window_tokens: int | None = None,
+) -> float:  # fmt: skip
+    """One layer's causal attention of prefill chunks, one launch: each (chunk tokens, tokens before it).
+
+    A chunk of c tokens after p computes c p + c (c + 1) / 2 query-key pairs per query head and reads p + c tokens of
+    KV; `window_tokens` bounds what a token attends to (sliding-window layers). Nothing without chunks.
+    """
+    if not chunks:
+        return 0.0
+    total_s = 0.0
+    for tokens, before in chunks:
+        pairs = tokens * before + tokens * (tokens + 1) / 2
+        read = tokens + before
+        if window_tokens is not None:
+            # Token i of the chunk attends to min(before + i, window) tokens.
+            growing = min(max(window_tokens - before, 0), tokens)
+            pairs = growing * before + growing * (growing + 1) / 2 + (tokens - growing) * window_tokens
+            read = min(read, tokens + window_tokens)
+        flops = 4.0 * model.num_q_heads * model.head_dim * pairs
+        num_bytes = read * model.kv_bytes_per_token_per_layer(kv_bytes_per_element)
+        compute_s = flops / hardware.gpu.bf16_sustained_flops.value
+        total_s += max(compute_s, num_bytes / hardware.kernels.attention_bytes_per_s.value)
+    return hardware.kernels.attention_t0_s.value + switch_s(hardware) + total_s

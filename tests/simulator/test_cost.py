@@ -76,3 +76,25 @@ def test_prefill_of_qwen3_8b_is_near_its_flops():
     """2 x 7.57e9 parameters x 8,192 tokens plus attention, at the sustained rate."""
     seconds = cost.prefill_s(H100, QWEN, 8192)
     assert seconds == pytest.approx(8192 * 2 * 6.95e9 / H100.gpu.bf16_sustained_flops.value, rel=0.2)
+
+
+def test_chunks_of_a_prompt_cost_its_causal_attention():
+    # Any split of a prompt has the pairs of the whole: S (S + 1) / 2, where compute binds.
+    whole = cost.chunk_attention_s(H100, QWEN, [(32_768, 0)], 2)
+    split = [(2_048, before) for before in range(0, 32_768, 2_048)]
+    launches = (len(split) - 1) * (H100.kernels.attention_t0_s.value + cost.switch_s(H100))
+    parts = sum(cost.chunk_attention_s(H100, QWEN, [chunk], 2) for chunk in split)
+    assert parts - launches == pytest.approx(whole, rel=1e-9)
+    flops = 4 * QWEN.num_q_heads * QWEN.head_dim * 32_768 * 32_769 / 2
+    t0 = H100.kernels.attention_t0_s.value + cost.switch_s(H100)
+    assert whole - t0 == pytest.approx(flops / H100.gpu.bf16_sustained_flops.value, rel=1e-12)
+
+
+def test_chunk_attention_inside_a_window_counts_each_token():
+    pairs = sum(min(before + 1, 100) for before in range(70, 70 + 64))
+    seconds = cost.chunk_attention_s(H100, QWEN, [(64, 70)], 2, window_tokens=100)
+    flops_s = 4 * QWEN.num_q_heads * QWEN.head_dim * pairs / H100.gpu.bf16_sustained_flops.value
+    bytes_s = 134 * QWEN.kv_bytes_per_token_per_layer(2) / H100.kernels.attention_bytes_per_s.value
+    t0 = H100.kernels.attention_t0_s.value + cost.switch_s(H100)
+    assert seconds == pytest.approx(t0 + max(flops_s, bytes_s), rel=1e-12)
+    assert cost.chunk_attention_s(H100, QWEN, [], 2) == 0.0
