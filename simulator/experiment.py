@@ -130,18 +130,6 @@ def experiment_keys() -> tuple[str, ...]:
     )
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """`policy.fetch_cap=0.05` as its key and a value typed as YAML types it. Raises InputError for any other form."""
-    from simulator.yaml_io import parse_yaml
-
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise InputError(f"{text!r}: expected KEY=VALUE, e.g. policy.fetch_cap=0.05")
-    _require_key(key)
-    return key, parse_yaml(value.strip(), key)
-
-
 def _spec_keys(name: str, inner: type[Spec] | None) -> list[str]:
     return [name] if inner is None else [f"{name}.{key}" for key in inner.model_fields]
 

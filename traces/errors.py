@@ -39,9 +39,12 @@ class CapacityError(OasisError):
         self.largest_batch_size = largest_batch_size
 
     def __str__(self) -> str:
+        need, have = (f"{num_bytes / 2**30:.2f} GiB" for num_bytes in (self.need_bytes, self.have_bytes))
+        if need == have:
+            need, have = f"{self.need_bytes:,} bytes", f"{self.have_bytes:,} bytes"
         return (
-            f"{self.pool} cannot hold the batch: need {self.need_bytes / 2**30:.2f} GiB, "
-            f"have {self.have_bytes / 2**30:.2f} GiB; the largest batch that fits is {self.largest_batch_size}"
+            f"{self.pool} cannot hold the batch: need {need}, have {have}; "
+            f"the largest batch that fits is {self.largest_batch_size}"
         )
 
 

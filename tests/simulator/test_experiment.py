@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator import experiment as experiment_module
-from simulator.experiment import expand, experiment_keys, parse_setting, resolve
+from simulator.experiment import expand, experiment_keys, resolve
 from simulator.specs.experiment import ExperimentSpec
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group, memory_trace
@@ -151,17 +151,6 @@ def test_base_may_be_an_experiment_or_nested_or_dotted_keys() -> None:
 def test_bad_grids_are_refused(base: dict[str, Any], grid: dict[str, list[Any]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         expand(base, grid)
-
-
-def test_settings_are_typed_as_yaml() -> None:
-    assert parse_setting("policy.fetch_cap=0.05") == ("policy.fetch_cap", 0.05)
-    assert parse_setting("workload.batch_size = 8") == ("workload.batch_size", 8)
-    assert parse_setting("trace_group=null") == ("trace_group", None)
-    assert parse_setting("placement.host_numa=far") == ("placement.host_numa", "far")
-    with pytest.raises(InputError, match="expected KEY=VALUE"):
-        parse_setting("policy.fetch_cap")
-    with pytest.raises(InputError, match=r"unknown key 'policy.no_such_key': did you mean"):
-        parse_setting("policy.no_such_key=1")
 
 
 def test_every_key_of_the_schema_is_listed_once() -> None:
