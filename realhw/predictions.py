@@ -80,16 +80,16 @@ def run_work(point: Point, trace: StepTrace, expected: ExpectedMoves | None, har
         batch_size=point.batch_size, context_tokens=point.context_tokens, output_tokens=point.num_steps
     )
 
-    def build(demand: Demand | None, offsets: np.ndarray) -> RunWork:
+    def build(demands: tuple[Demand, ...], offsets: np.ndarray) -> RunWork:
         return build_run_work(
-            model, hardware, policy, workload, PlacementSpec(), EngineSpec(), point.context_tokens, demand, offsets
+            model, hardware, policy, workload, PlacementSpec(), EngineSpec(), point.context_tokens, demands, offsets
         )
 
     if expected is None:
-        return build(None, np.zeros(1, dtype=np.int64))
+        return build((), np.zeros(1, dtype=np.int64))
     # The demand is already the batch's sum: one request at offset 0. Write-back depends on each request's own offset.
-    whole = build(_demand(point, expected, empty=False), np.zeros(1, dtype=np.int64))
-    each = build(_demand(point, expected, empty=True), trace.offsets.astype(np.int64))
+    whole = build((_demand(point, expected, empty=False),), np.zeros(1, dtype=np.int64))
+    each = build((_demand(point, expected, empty=True),), trace.offsets.astype(np.int64))
     return replace(whole, work=replace(whole.work, write_s=each.work.write_s), d2h_bytes=each.d2h_bytes)
 
 

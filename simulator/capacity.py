@@ -100,7 +100,7 @@ def request_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> RequestB
         kv=kv_bytes_in_hbm(model, policy, kv_len),
         compressed_keys=round(keys),
         draft_kv=model.kv_bytes_per_token_per_layer(2) * kv_len if has_head else 0,
-        logits=4 * model.vocab,  # fp32
+        logits=4 * model.num_logits,  # fp32
         host_kv=host,
     )
 
@@ -119,7 +119,10 @@ def activations_bytes(model: ModelSpec, num_tokens: int) -> int:
 def footprint(
     model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int
 ) -> Footprint:
-    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its GPUs."""
+    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its `num_gpus`.
+
+    With tensor parallelism `model` is one GPU's shard, and a request is one of the replica's: it has a part on each.
+    """
     per_request = request_bytes(model, policy, kv_len)
     return Footprint(
         weights_bytes=weights_bytes(model, policy),

@@ -18,6 +18,8 @@ NGRAM_LOOKUP_S = 20e-6
 """Prompt lookup on the CPU for a batch, before the step can start. Assumption: a hash probe per request."""
 EAGLE3_DRAFT_VOCAB = 32_000
 """Rows of an EAGLE-3 head's own lm_head. Source: EAGLE-3 (arXiv 2503.01840) released heads, draft_vocab_size."""
+HIDDEN_BYTES = 2
+"""Activations between layers are bf16."""
 
 
 def drafts(policy: PolicySpec) -> bool:
@@ -160,6 +162,40 @@ def small_kernel_s(hardware: HardwareSpec) -> float:
     return 0.0 if timed is None else timed.value + switch_s(hardware)
 
 
+def allreduce_s(hardware: HardwareSpec, num_bytes: float, tensor_parallel: int) -> float:
+    """Sum `num_bytes` over the GPUs of a replica, each ending with the result: the faster of two algorithms.
+
+    One phase: every GPU reads the others' buffers, t0 + (n − 1) bytes / B. Two phases (reduce-scatter, all-gather):
+    2 t0 + 2 (n − 1)/n bytes / B, the least that any all-reduce without switch arithmetic moves. Source: Patarasuk and
+    Yuan, JPDC 69(2), 2009, for the bound; both algorithms as in vLLM's custom all-reduce.
+    """
+    if tensor_parallel == 1:
+        return 0.0
+    n, nvlink = tensor_parallel, hardware.nvlink
+    one_way_s = num_bytes * (n - 1) / nvlink.bytes_per_s.value
+    t0_s = nvlink.allreduce_t0_s.value
+    return min(t0_s + one_way_s, 2 * t0_s + 2 * one_way_s / n)
+
+
+def allgather_s(hardware: HardwareSpec, num_bytes: float, tensor_parallel: int) -> float:
+    """Every GPU ends with the `num_bytes` of which each had an equal part: one phase of the all-reduce's two."""
+    if tensor_parallel == 1:
+        return 0.0
+    part = num_bytes / tensor_parallel
+    return hardware.nvlink.allreduce_t0_s.value + part * (tensor_parallel - 1) / hardware.nvlink.bytes_per_s.value
+
+
+def layer_allreduces_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """Both all-reduces of one layer, after O and after the feed-forward, of `rows` hidden states."""
+    return 2 * allreduce_s(hardware, float(HIDDEN_BYTES * rows * model.hidden), model.tensor_parallel)
+
+
+def step_collectives_s(hardware: HardwareSpec, model: ModelSpec, rows: int, batch_size: int) -> float:
+    """Once per step: the all-reduce of embeddings split by vocabulary, and the gathering of bf16 logits."""
+    embedded = allreduce_s(hardware, float(HIDDEN_BYTES * rows * model.hidden), model.tensor_parallel)
+    return embedded + allgather_s(hardware, 2.0 * batch_size * model.num_logits, model.tensor_parallel)
+
+
 def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
     """Logits of the real rows; unverified drafts need none. So large a matrix streams at the HBM read rate."""
     kernels = hardware.kernels
@@ -169,9 +205,9 @@ def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> floa
 
 
 def sampling_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
-    """One pass over fp32 logits [B, vocab]."""
+    """One pass over fp32 logits [B, vocab], on every GPU of a replica alike."""
     kernels = hardware.kernels
-    return kernels.sampling_t0_s.value + 4.0 * batch_size * model.vocab / kernels.sampling_bytes_per_s.value
+    return kernels.sampling_t0_s.value + 4.0 * batch_size * model.num_logits / kernels.sampling_bytes_per_s.value
 
 
 def eagle3_head_bytes(model: ModelSpec) -> int:
@@ -182,7 +218,11 @@ def eagle3_head_bytes(model: ModelSpec) -> int:
     h = model.hidden
     qkv = 2 * h * (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
     params = 3 * h * h + qkv + model.num_q_heads * model.head_dim * h + 3 * h * model.intermediate
-    return 2 * (params + h * min(model.vocab, EAGLE3_DRAFT_VOCAB))
+    return 2 * (params + h * _draft_vocab(model))
+
+
+def _draft_vocab(model: ModelSpec) -> int:
+    return min(model.vocab, -(-EAGLE3_DRAFT_VOCAB // model.tensor_parallel))
 
 
 def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, kv_len: int) -> float:
@@ -199,13 +239,18 @@ def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_
         + gemm_s(hardware, batch_size, h, model.num_q_heads * model.head_dim)
         + gemm_s(hardware, batch_size, 2 * model.intermediate, h)
         + gemm_s(hardware, batch_size, h, model.intermediate)
-        + gemm_s(hardware, batch_size, min(model.vocab, EAGLE3_DRAFT_VOCAB), h)
+        + gemm_s(hardware, batch_size, _draft_vocab(model), h)
+        + layer_allreduces_s(hardware, model, batch_size)
+        + allgather_s(hardware, 2.0 * batch_size * _draft_vocab(model) * model.tensor_parallel, model.tensor_parallel)
     )
     return fuse + policy.lookahead_k * one_pass
 
 
 def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> float:
-    """One request's prompt, compute-bound: 2 x active parameters x tokens, plus causal attention: 2 H_q d L S^2."""
+    """One request's prompt, compute-bound: 2 x active parameters x tokens, plus causal attention: 2 H_q d L S^2.
+
+    All-reduces of a split model are not hidden behind it.
+    """
     active = model.num_layers * (model.qkv_params + model.o_params) + model.num_dense_ffn_layers * model.ffn_params
     if model.moe is not None:
         experts = model.moe.experts_per_token + model.moe.shared_experts
@@ -214,7 +259,8 @@ def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> 
     pairs = model.num_full_attention_layers * context_tokens**2 / 2
     pairs += len(model.sliding_layers) * context_tokens * min(window, context_tokens)
     flops = 2.0 * active * context_tokens + 4.0 * model.num_q_heads * model.head_dim * pairs
-    return flops / hardware.gpu.bf16_sustained_flops.value
+    allreduces_s = model.num_layers * layer_allreduces_s(hardware, model, context_tokens)
+    return flops / hardware.gpu.bf16_sustained_flops.value + allreduces_s
 
 
 def chunk_attention_s(

@@ -15,6 +15,7 @@ import numpy as np
 from simulator.catalog import load_hardware, load_model
 from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
+from simulator.parallel import gpus_in_use, shard
 from simulator.predictors import SELECTOR_RANKING, is_draft
 from simulator.replay_settings import resolve_settings
 from simulator.specs.base import Spec
@@ -32,11 +33,12 @@ from traces.reader import Trace, TraceGroup, open_trace
 
 @dataclass(frozen=True, slots=True)
 class ResolvedExperiment:
-    """One point, ready to run. In `spec` names are as the catalog spells them, context and trace group filled in,
-    and a host NUMA that the policy ignores is local."""
+    """One point, ready to run. In `spec` names are as the catalog spells them, context, trace group and number of GPUs
+    filled in, and a host NUMA that the policy ignores is local."""
 
     spec: ExperimentSpec
     model: ModelSpec
+    """The whole; `shard` is what one GPU has."""
     hardware: HardwareSpec
     policy: PolicySpec
     """Budget and slack are numbers (null only where they do not exist)."""
@@ -45,6 +47,20 @@ class ResolvedExperiment:
     mapping: TraceMapping
     ignored: frozenset[str]
     """Dotted parameters that this point's policy does not look at."""
+
+    @property
+    def shard(self) -> ModelSpec:
+        """The part of the model on one GPU of a replica."""
+        return shard(self.model, self.spec.placement.tensor_parallel)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the host in use."""
+        return self.spec.placement.num_gpus or self.spec.placement.tensor_parallel
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_gpus // self.spec.placement.tensor_parallel
 
     @property
     def context_tokens(self) -> int:
@@ -79,7 +95,9 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
         _require_rankings(group, policy)
     resolve_settings(group, policy)
     numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
-    HostTopology(hardware, experiment.placement.num_gpus, numa)
+    shard(model, experiment.placement.tensor_parallel)
+    num_gpus = gpus_in_use(hardware, experiment.placement)
+    HostTopology(hardware, num_gpus, numa)
     workload = experiment.workload.model_copy(update={"context_tokens": context_tokens})
     spec = experiment.model_copy(
         update={
@@ -87,7 +105,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             "model": _catalog_spelling(experiment.model, model.name),
             "hardware": _catalog_spelling(experiment.hardware, hardware.name),
             "workload": workload,
-            "placement": experiment.placement.model_copy(update={"host_numa": numa}),
+            "placement": experiment.placement.model_copy(update={"host_numa": numa, "num_gpus": num_gpus}),
             "trace_group": group.name,
         }
     )

@@ -18,6 +18,7 @@ PARAMETERS = (
     "policy.lookahead_k",
     "placement.host_numa",
     "placement.num_gpus",
+    "placement.tensor_parallel",
     "seed",
 )
 """Always present; keys that an experiment sets beyond these are added under their dotted names."""
@@ -64,6 +65,7 @@ BREAKDOWN = (
 """Mean seconds of a step by what the compute stream runs or, when idle, waits for; they sum to tpot_mean_s."""
 
 EXTRA = {
+    "throughput_per_gpu_tokens_per_s": "tokens/s",
     "kv_bytes_read_per_token": "bytes",
     "hbm_ceiling_tokens_per_s": "tokens/s",
     "h2d_ceiling_tokens_per_s": "tokens/s",

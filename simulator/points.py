@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from simulator.capacity import Footprint, footprint
 from simulator.demand import Demand
 from simulator.experiment import ResolvedExperiment, resolve
 from simulator.metrics import COLUMNS, PARAMETERS
+from simulator.parallel import rank_mappings
 from simulator.replay import REPLAY_VERSION, replay
 from simulator.specs.experiment import ExperimentSpec
 from simulator.systems import resolve_policy
@@ -19,7 +21,7 @@ from traces.errors import CapacityError, InputError
 
 Row = dict[str, Any]
 
-TIMELINE_VERSION = 4
+TIMELINE_VERSION = 5
 """Part of every point's cache key; raised when a change of cost, links or timeline moves a result."""
 
 
@@ -86,25 +88,35 @@ def _simulate(point: ResolvedExperiment) -> Row:
     except CapacityError as error:
         row |= {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
         row |= {"max_batch_size": fits.max_batch_size, "hbm_bytes_peak": fits.hbm_bytes(spec.workload.batch_size)}
-        row["host_bytes_peak"] = fits.host_bytes(spec.workload.batch_size) * spec.placement.num_gpus
+        row["host_bytes_peak"] = fits.host_bytes(spec.workload.batch_size) * point.num_gpus
         return row
-    demand = None
-    if point.policy.selector != "all":
-        demand = replay(point.group, point.policy, point.mapping, spec.seed)
-    row |= _play(point, demand, fits)
+    row |= _play(point, demands_by_gpu(point), fits)
     row["status"] = "ok"
     return row
 
 
-def _play(point: ResolvedExperiment, demand: Demand | None, fits: Footprint) -> Row:
+def demands_by_gpu(point: ResolvedExperiment) -> tuple[Demand, ...]:
+    """What each GPU of a replica asks for, one after another; nothing for dense attention."""
+    if point.policy.selector == "all":
+        return ()
+    demands: dict[tuple[int, ...], Demand] = {}
+    mappings = rank_mappings(point.mapping, point.spec.placement.tensor_parallel)
+    for mapping in mappings:
+        heads = tuple(mapping.head_of)
+        if heads not in demands:
+            demands[heads] = replay(point.group, point.policy, mapping, point.spec.seed)
+    return tuple(demands[tuple(mapping.head_of)] for mapping in mappings)
+
+
+def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprint) -> Row:
     from simulator import summary
     from simulator.engine_rates import engine_rates
     from simulator.timeline import play
     from simulator.topology import HostTopology
 
     spec, policy = point.spec, point.policy
-    topology = HostTopology(point.hardware, spec.placement.num_gpus, spec.placement.host_numa)
-    runs = run_works(point, demand)
+    topology = HostTopology(point.hardware, point.num_gpus, spec.placement.host_numa)
+    runs = run_works(point, demands)
     shortest = summary.warm_up_steps(runs[0]) + 1
     if spec.workload.output_tokens < shortest:
         raise InputError(
@@ -114,12 +126,12 @@ def _play(point: ResolvedExperiment, demand: Demand | None, fits: Footprint) -> 
     rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas)
     return summary.summarise(
         summary.Point(
-            model=point.model,
+            model=point.shard,
             hardware=point.hardware,
             policy=policy,
             batch_size=spec.workload.batch_size,
             context_tokens=point.context_tokens,
-            demand=demand,
+            demands=demands,
             footprint=fits,
             runs=runs,
             result=play(runs, rates, topology),
@@ -130,7 +142,7 @@ def _play(point: ResolvedExperiment, demand: Demand | None, fits: Footprint) -> 
 def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     """`step_reference.EngineRecord` of every operation of the first GPU's first `num_steps` steps.
 
-    Played on the per-layer reference, with the link share that the GPU has when all of the host transfer.
+    Played on the per-layer reference, with the link share that it has when all of the host transfer.
     """
     from simulator.engine_rates import engine_rates
     from simulator.step_reference import StepReference
@@ -139,36 +151,32 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     point = resolve(experiment)
     workload = point.spec.workload.model_copy(update={"output_tokens": num_steps})
     point = replace(point, spec=point.spec.model_copy(update={"workload": workload}))
-    demand = None
-    if point.policy.selector != "all":
-        demand = replay(point.group, point.policy, point.mapping, point.spec.seed)
-    runs = run_works(point, demand)
-    placement = point.spec.placement
-    topology = HostTopology(point.hardware, placement.num_gpus, placement.host_numa)
-    share = topology.shares(list(range(placement.num_gpus)), runs[0].solo_bytes_per_s)[0]
+    runs = run_works(point, demands_by_gpu(point))
+    topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement.host_numa)
+    share = topology.shares(list(range(point.num_gpus)), runs[0].solo_bytes_per_s)[0]
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 
 
-def run_works(point: ResolvedExperiment, demand: Demand | None) -> list[Any]:
-    """Work of each GPU's batch; every request of every GPU starts at its own seeded demand row."""
+def run_works(point: ResolvedExperiment, demands: Sequence[Demand]) -> list[Any]:
+    """Work of each replica's batch; every request of every replica starts at its own seeded demand row."""
     from simulator.step_work import build_run_work
 
     spec = point.spec
-    num_rows = 1 if demand is None else demand.steady_stop - demand.steady_start
+    num_rows = demands[0].steady_stop - demands[0].steady_start if demands else 1
     return [
         build_run_work(
-            point.model,
+            point.shard,
             point.hardware,
             point.policy,
             spec.workload,
             spec.placement,
             spec.engine,
             point.context_tokens,
-            demand,
-            np.random.default_rng([spec.seed, gpu]).integers(0, num_rows, spec.workload.batch_size),
+            demands,
+            np.random.default_rng([spec.seed, replica]).integers(0, num_rows, spec.workload.batch_size),
         )
-        for gpu in range(spec.placement.num_gpus)
+        for replica in range(point.num_replicas)
     ]
 
 
@@ -176,7 +184,7 @@ def point_footprint(point: ResolvedExperiment) -> Footprint:
     """Memory at the longest KV length of the run."""
     spec = point.spec
     kv_len = point.context_tokens + spec.workload.output_tokens - 1
-    return footprint(point.model, point.hardware, point.policy, spec.engine, kv_len, spec.placement.num_gpus)
+    return footprint(point.shard, point.hardware, point.policy, spec.engine, kv_len, point.num_gpus)
 
 
 def parameters(point: ResolvedExperiment) -> Row:
@@ -196,7 +204,8 @@ def parameters(point: ResolvedExperiment) -> Row:
         "workload.context_tokens": point.context_tokens,
         "workload.output_tokens": spec.workload.output_tokens,
         "placement.host_numa": spec.placement.host_numa,
-        "placement.num_gpus": spec.placement.num_gpus,
+        "placement.num_gpus": point.num_gpus,
+        "placement.tensor_parallel": spec.placement.tensor_parallel,
         "seed": spec.seed,
     }
     resolved = {f"policy.{key}": value for key, value in point.policy.model_dump(mode="json").items()}

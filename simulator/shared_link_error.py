@@ -14,8 +14,7 @@ import numpy as np
 
 from simulator.engine_rates import engine_rates
 from simulator.experiment import ResolvedExperiment, expand, resolve
-from simulator.points import run_works
-from simulator.replay import replay
+from simulator.points import demands_by_gpu, run_works
 from simulator.step_reference import play_host
 from simulator.timeline import play
 from simulator.topology import HostTopology
@@ -40,7 +39,7 @@ class SharedLinkError:
 
 def shared_link_error(point: ResolvedExperiment) -> SharedLinkError:
     """Play a point with several replicas both ways."""
-    runs = run_works(point, replay(point.group, point.policy, point.mapping, point.spec.seed))
+    runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     topology = HostTopology(point.hardware, len(runs), point.spec.placement.host_numa)
     solo = max(run.solo_bytes_per_s for run in runs)

@@ -1,4 +1,4 @@
-"""From demand (blocks) and a hardware profile to the work of every step (seconds alone), for one GPU's batch.
+"""From demand (blocks) and a hardware profile to the work of every step (seconds alone), for one replica's batch.
 
 Each request draws its rows of demand from a seeded offset and wraps over the steady rows, so requests are never in
 lockstep. The batch's sum over requests is periodic, a circular correlation of offset counts with the rows: its cost
@@ -7,6 +7,7 @@ grows neither with the batch beyond the number of rows nor with the length of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RunWork:
-    """One GPU's run: rules, work and the bytes that the work stands for."""
+    """One replica's run: rules, work (of any of its GPUs, which run in lockstep) and the bytes of all of them."""
 
     rules: StepRules
     work: StepWork
@@ -37,13 +38,14 @@ class RunWork:
     d2h_bytes: Float
     """[T]."""
     link_bytes_per_s: float
-    """H2D rate of the transport alone on the link."""
+    """H2D rate of the transport alone on one GPU's link."""
+    num_gpus: int = 1
 
     @property
     def solo_bytes_per_s(self) -> float:
-        """What the run's transfers draw from the link while they run alone, overheads included."""
+        """What one GPU's transfers draw from its link while they run alone, overheads included."""
         seconds = float(self.work.first_s.sum() + self.work.prefetch_s.sum())
-        return float(self.h2d_bytes.sum()) / seconds if seconds > 0 else self.link_bytes_per_s
+        return float(self.h2d_bytes.sum()) / self.num_gpus / seconds if seconds > 0 else self.link_bytes_per_s
 
 
 def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
@@ -86,74 +88,121 @@ def build_run_work(
     placement: PlacementSpec,
     engine: EngineSpec,
     context_tokens: int,
-    demand: Demand | None,
+    demands: Sequence[Demand],
     offsets: NDArray[np.int64],
 ) -> RunWork:
     """Work of `workload.output_tokens` steps. `offsets` [batch_size]: each request's first demand row.
 
-    `demand` is None for dense attention, which moves nothing.
+    `model` is what one GPU of the replica has and `demands` is one per GPU; none for dense attention, which moves
+    nothing. The GPUs run in lockstep: each (step, layer) waits for the GPU that transfers longest.
     """
     num_steps, batch_size = workload.output_tokens, workload.batch_size
     rules = rules_of(model, policy)
-    layers = np.array(model.full_attention_layers)
     selects = np.zeros(model.num_layers, dtype=np.bool_)
     if policy.selector != "all":
-        selects[layers] = True
+        selects[list(model.full_attention_layers)] = True
+    link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
+    shape = (num_steps, model.num_full_attention_layers)
+    moved = Transfers.none(shape)
+    write_s, d2h_bytes = np.zeros(shape), np.zeros(num_steps)
+    if demands and policy.residency != "everything":
+        # GPUs that hold the same heads ask for the same blocks.
+        by_gpu = {
+            id(demand): _transfers(model, hardware, policy, rules, link, demand, offsets, num_steps)
+            for demand in demands
+        }
+        moved = Transfers.of_the_slowest([by_gpu[id(demand)] for demand in demands])
+        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, num_steps)
 
     def per_layer(values: Float) -> Float:
         spread = np.zeros((num_steps, model.num_layers))
-        spread[:, layers] = values
+        spread[:, model.full_attention_layers] = values
         return spread
-
-    zeros = np.zeros((num_steps, model.num_layers))
-    first_s, prefetch_s, write_s, scatter_s = zeros, zeros, zeros, zeros
-    waits_for_slots = np.zeros((num_steps, model.num_layers), dtype=np.bool_)
-    h2d_bytes = d2h_bytes = np.zeros(num_steps)
-    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
-    block_bytes = model.block_bytes(policy.block_size_tokens, element)
-    link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
-    if demand is not None and policy.residency != "everything":
-        steady = slice(demand.steady_start, demand.steady_stop)
-
-        def batch_rows(rows: NDArray[np.int32]) -> Float:
-            return sum_over_requests(rows[steady], offsets, num_steps)
-
-        fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
-        runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
-        if rules.lookahead_k == 0:
-            first_s = per_layer(transfer_s(link, fetched, runs, block_bytes))
-        else:
-            prefetch_s = per_layer(transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes))
-            first_s = per_layer(transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes))
-        in_slack = batch_rows(demand.in_slack)
-        waits_for_slots = per_layer((fetched > in_slack).astype(np.float64)).astype(np.bool_)
-        if link.staged:
-            arriving = np.zeros_like(fetched)
-            k = rules.lookahead_k
-            arriving[k:] += (fetched - urgent)[: num_steps - k]
-            arriving[1:] += urgent[:-1]
-            arriving += repaired
-            scatter = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
-            scatter_s = per_layer(scatter + hardware.kernels.attention_t0_s.value * np.sign(arriving))
-        h2d_bytes = (fetched + repaired).sum(axis=1) * block_bytes
-        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, num_steps)
-        write_s = per_layer(write_s)
 
     return RunWork(
         rules=rules,
         work=StepWork(
             durations_s=_durations(model, hardware, policy, rules, engine, batch_size, context_tokens, num_steps, link),
             attention_s=_attention(model, hardware, policy, batch_size, context_tokens, num_steps),
-            scatter_s=scatter_s,
+            scatter_s=per_layer(moved.scatter_s),
             selects=selects,
-            first_s=first_s,
-            prefetch_s=prefetch_s,
-            write_s=write_s,
-            waits_for_slots=waits_for_slots,
+            first_s=per_layer(moved.first_s),
+            prefetch_s=per_layer(moved.prefetch_s),
+            write_s=per_layer(write_s),
+            waits_for_slots=per_layer(moved.waits_for_slots).astype(np.bool_),
         ),
-        h2d_bytes=h2d_bytes,
-        d2h_bytes=d2h_bytes,
+        h2d_bytes=moved.h2d_bytes,
+        d2h_bytes=d2h_bytes * model.tensor_parallel,
         link_bytes_per_s=link.bytes_per_s,
+        num_gpus=model.tensor_parallel,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What one GPU moves, [T, full-attention layers]; `h2d_bytes` [T] of the whole replica."""
+
+    first_s: Float
+    prefetch_s: Float
+    scatter_s: Float
+    waits_for_slots: Float
+    """1 where a fetch waits for attention to have read its slots."""
+    h2d_bytes: Float
+
+    @classmethod
+    def none(cls, shape: tuple[int, int]) -> Transfers:
+        return cls(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape[0]))
+
+    @classmethod
+    def of_the_slowest(cls, gpus: Sequence[Transfers]) -> Transfers:
+        """The longest transfer of any GPU per (step, layer), and the bytes of all."""
+
+        def slowest(name: str) -> Float:
+            return np.asarray(np.max([getattr(gpu, name) for gpu in gpus], axis=0))
+
+        return cls(
+            first_s=slowest("first_s"),
+            prefetch_s=slowest("prefetch_s"),
+            scatter_s=slowest("scatter_s"),
+            waits_for_slots=slowest("waits_for_slots"),
+            h2d_bytes=np.sum([gpu.h2d_bytes for gpu in gpus], axis=0),
+        )
+
+
+def _transfers(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, link: LinkCost, demand: Demand,
+    offsets: NDArray[np.int64], num_steps: int,
+) -> Transfers:  # fmt: skip
+    """One GPU's fetches for its batch."""
+    steady = slice(demand.steady_start, demand.steady_stop)
+
+    def batch_rows(rows: NDArray[np.int32]) -> Float:
+        return sum_over_requests(rows[steady], offsets, num_steps)
+
+    fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
+    runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
+    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    prefetch_s = np.zeros_like(fetched)
+    if rules.lookahead_k == 0:
+        first_s = transfer_s(link, fetched, runs, block_bytes)
+    else:
+        prefetch_s = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
+        first_s = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
+    scatter_s = np.zeros_like(fetched)
+    if link.staged:
+        arriving = np.zeros_like(fetched)
+        k = rules.lookahead_k
+        arriving[k:] += (fetched - urgent)[: num_steps - k]
+        arriving[1:] += urgent[:-1]
+        arriving += repaired
+        scatter_s = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
+        scatter_s += hardware.kernels.attention_t0_s.value * np.sign(arriving)
+    return Transfers(
+        first_s=first_s,
+        prefetch_s=prefetch_s,
+        scatter_s=scatter_s,
+        waits_for_slots=(fetched > batch_rows(demand.in_slack)).astype(np.float64),
+        h2d_bytes=(fetched + repaired).sum(axis=1) * block_bytes,
     )
 
 
@@ -194,6 +243,10 @@ def _durations(
     dur[:, at.SAMPLING] = cost.sampling_s(hardware, model, batch_size)
     dur[:, at.QKV] = cost.qkv_s(hardware, model, rows)
     dur[:, at.FFN] = cost.o_ffn_s(hardware, model, rows)
+    # Both of a layer's all-reduces at its end, and the step's own spread over the layers: C is serial, so only what
+    # runs beside them differs.
+    dur[:, at.ALLREDUCE] = cost.layer_allreduces_s(hardware, model, rows)
+    dur[:, at.ALLREDUCE] += cost.step_collectives_s(hardware, model, rows, batch_size) / model.num_layers
     dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, batch_size)
     dur[:, at.HOP] = link.hop_s
     blocks = _num_blocks(policy, context_tokens, num_steps)

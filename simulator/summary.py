@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +29,21 @@ class Point:
     """What a row is summarised from."""
 
     model: ModelSpec
+    """One GPU's shard."""
     hardware: HardwareSpec
     policy: PolicySpec
     batch_size: int
     context_tokens: int
-    demand: Demand | None
-    """None for dense attention."""
+    demands: tuple[Demand, ...]
+    """One per GPU of a replica; none for dense attention."""
     footprint: Footprint
     runs: Sequence[RunWork]
+    """One per replica."""
     result: TimelineResult
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.runs) * self.model.tensor_parallel
 
 
 def warm_up_steps(run: RunWork) -> int:
@@ -50,8 +57,8 @@ def summarise(point: Point) -> dict[str, Any]:
     step_s = point.result.step_s[:, warm_up:]
     parts_s = point.result.parts_s[:, warm_up:].mean(axis=(0, 1))
     busy_s = point.result.h2d_busy_s[:, warm_up:]
-    num_gpus, num_steps = step_s.shape
-    tokens = num_gpus * num_steps * point.batch_size
+    tokens = step_s.size * point.batch_size
+    throughput = float((point.batch_size * step_s.shape[1] / step_s.sum(axis=1)).sum())
     tpot_s = float(step_s.mean())
     exposed_s = float(parts_s[T_EXPOSED])
     h2d_bytes = sum(float(run.h2d_bytes[warm_up:].sum()) for run in point.runs)
@@ -59,14 +66,15 @@ def summarise(point: Point) -> dict[str, Any]:
     link_busy_s = float(busy_s.mean())
     kv_len = point.context_tokens + point.result.step_s.shape[1] - 1
     row: dict[str, Any] = {
-        "throughput_tokens_per_s": float((point.batch_size * num_steps / step_s.sum(axis=1)).sum()),
+        "throughput_tokens_per_s": throughput,
+        "throughput_per_gpu_tokens_per_s": throughput / point.num_gpus,
         "tpot_mean_s": tpot_s,
         "tpot_p50_s": float(np.quantile(step_s, 0.5)),
         "tpot_p99_s": float(np.quantile(step_s, 0.99)),
         "ttft_p50_s": ttft_p50_s(point),
         "exposed_transfer_s": exposed_s,
         "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
-        **demand_metrics(point.demand, point.policy),
+        **demand_metrics(point.demands, point.policy),
         "h2d_bytes_per_token": h2d_bytes / tokens,
         "d2h_bytes_per_token": d2h_bytes / tokens,
         "remote_bytes_per_token": 0.0,
@@ -74,7 +82,7 @@ def summarise(point: Point) -> dict[str, Any]:
         "link_utilization": float(min(1.0, busy_s.sum() / step_s.sum())),
         "link_busy_s": link_busy_s,
         "hbm_bytes_peak": point.footprint.hbm_bytes(point.batch_size),
-        "host_bytes_peak": point.footprint.host_bytes(point.batch_size) * num_gpus,
+        "host_bytes_peak": point.footprint.host_bytes(point.batch_size) * point.num_gpus,
         "max_batch_size": point.footprint.max_batch_size,
         **{name: float(seconds) for name, seconds in zip(BREAKDOWN, parts_s, strict=True)},
     }
@@ -83,26 +91,32 @@ def summarise(point: Point) -> dict[str, Any]:
     return row
 
 
-def demand_metrics(demand: Demand | None, policy: PolicySpec) -> dict[str, float | None]:
-    """Content metrics over the steady rows. Dense attention selects nothing, so most of its are null."""
-    if demand is None:
+def demand_metrics(demands: Sequence[Demand], policy: PolicySpec) -> dict[str, float | None]:
+    """Content metrics over the steady rows, mean over GPUs. Dense attention selects nothing: most of its are null."""
+    if not demands:
         return {"hit_rate": None, "overlap": None, "recall": 1.0, "recall_upper": 1.0, "churn": None}
     moves = policy.residency != "everything"
+
+    def mean(metric: Callable[[Demand], float]) -> float:
+        return math.fsum(map(metric, demands)) / len(demands)
+
     return {
-        "hit_rate": demand.hit_rate(),
-        "overlap": demand.mean_overlap() if moves else None,
-        "recall": demand.mean_recall(),
-        "recall_upper": demand.mean_recall_upper(),
-        "churn": demand.churn() if moves else None,
+        "hit_rate": mean(Demand.hit_rate),
+        "overlap": mean(Demand.mean_overlap) if moves else None,
+        "recall": mean(Demand.mean_recall),
+        "recall_upper": mean(Demand.mean_recall_upper),
+        "churn": mean(Demand.churn) if moves else None,
     }
 
 
 def admission_bytes(point: Point) -> int:
-    """KV bytes of one request that must be in HBM before its first decode step."""
+    """KV bytes of one request that must be in the HBM of its replica before its first decode step."""
     element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
-    if point.demand is None or point.policy.residency == "everything":
-        return point.model.kv_bytes(point.context_tokens, element)
-    return point.demand.admission_blocks * point.model.block_bytes(point.policy.block_size_tokens, element)
+    if not point.demands or point.policy.residency == "everything":
+        return point.model.tensor_parallel * point.model.kv_bytes(point.context_tokens, element)
+    return sum(demand.admission_blocks for demand in point.demands) * point.model.block_bytes(
+        point.policy.block_size_tokens, element
+    )
 
 
 def ttft_p50_s(point: Point) -> float:
@@ -119,7 +133,10 @@ def ttft_p50_s(point: Point) -> float:
 
 
 def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str, float | None]:
-    """Tokens/s of the host's GPUs if one resource alone bound, and the KV and metadata bytes HBM serves per token."""
+    """Tokens/s of the host's GPUs if one resource alone bound, and the KV and metadata bytes HBM serves per token.
+
+    Every byte and operation of a token is counted on each GPU that it costs.
+    """
     model, policy, gpu = point.model, point.policy, point.hardware.gpu
     element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     read = float(model.kv_bytes(kv_len, element))
@@ -130,17 +147,17 @@ def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str,
         read = float(model.working_set_bytes(budget_blocks, policy.block_size_tokens, element))
         read += window * model.kv_bytes_per_token_per_layer(element)
         read += model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
-    num_gpus, batch = len(point.runs), point.batch_size
+    replicas, batch = len(point.runs), point.batch_size
     rows = batch * (1 + cost.draft_rows(policy))
     params_bytes = weight_read_bytes(model, rows)
     hbm_s = (params_bytes + batch * read) / gpu.hbm_read_bytes_per_s.value
     flops = 2.0 * rows * active_params(model)
     link_rate = point.runs[0].link_bytes_per_s
     return {
-        "kv_bytes_read_per_token": read,
-        "hbm_ceiling_tokens_per_s": num_gpus * batch / hbm_s,
-        "compute_ceiling_tokens_per_s": num_gpus * batch * gpu.bf16_sustained_flops.value / flops,
-        "h2d_ceiling_tokens_per_s": num_gpus * link_rate / h2d_bytes_per_token if h2d_bytes_per_token else None,
+        "kv_bytes_read_per_token": read * model.tensor_parallel,
+        "hbm_ceiling_tokens_per_s": replicas * batch / hbm_s,
+        "compute_ceiling_tokens_per_s": replicas * batch * gpu.bf16_sustained_flops.value / flops,
+        "h2d_ceiling_tokens_per_s": point.num_gpus * link_rate / h2d_bytes_per_token if h2d_bytes_per_token else None,
         "remote_ceiling_tokens_per_s": None,
     }
 

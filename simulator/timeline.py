@@ -1,7 +1,8 @@
-"""THE LOOP: SimPy sequences the decode steps of every GPU of a host and lets them contend for shared links.
+"""THE LOOP: SimPy sequences the decode steps of every replica of a host and lets them contend for shared links.
 
-A step's inside is `step_kernel.run_step`; a step is one SimPy timeout. Link shares are constants of a step: they are
-recomputed whenever a step starts or ends on a GPU that transfers. A GPU alone on its links plays its steps in one go.
+A step's inside is `step_kernel.run_step`; a step is one SimPy timeout. A replica is one GPU, or several that run in
+lockstep (tensor parallelism). Link shares are constants of a step: they are recomputed whenever a step starts or ends
+on a replica that transfers. A replica alone on its links plays its steps in one go.
 """
 
 from __future__ import annotations
@@ -21,92 +22,100 @@ from simulator.topology import HostTopology
 
 @dataclass(frozen=True, slots=True)
 class TimelineResult:
-    """What happened, per GPU g and step t."""
+    """What happened, per replica r and step t."""
 
     steps_s: NDArray[np.float64]
-    """[G, T, 16]: breakdown, step, H2D busy, D2H busy; what the properties below are views of."""
+    """[R, T, 16]: breakdown, step, H2D busy, D2H busy; what the properties below are views of."""
 
     @property
     def parts_s(self) -> NDArray[np.float64]:
-        """[G, T, 13] in the order of `simulator.metrics.BREAKDOWN`; sums to `step_s`."""
+        """[R, T, 13] in the order of `simulator.metrics.BREAKDOWN`; sums to `step_s`."""
         return self.steps_s[..., :NUM_PARTS]
 
     @property
     def step_s(self) -> NDArray[np.float64]:
-        """[G, T]."""
+        """[R, T]."""
         return self.steps_s[..., STEP]
 
     @property
     def h2d_busy_s(self) -> NDArray[np.float64]:
-        """[G, T]."""
+        """[R, T]."""
         return self.steps_s[..., H_BUSY]
 
     @property
     def d2h_busy_s(self) -> NDArray[np.float64]:
-        """[G, T]."""
+        """[R, T]."""
         return self.steps_s[..., D_BUSY]
 
 
 class SharedLinks:
-    """Which GPUs transfer now, and so each one's share of the host's links."""
+    """Which replicas transfer now, and so each one's share of the host's links."""
 
-    def __init__(self, topology: HostTopology, solo_bytes_per_s: float) -> None:
-        self.topology, self.solo_bytes_per_s = topology, solo_bytes_per_s
+    def __init__(self, topology: HostTopology, num_replicas: int, solo_bytes_per_s: float) -> None:
+        self.topology, self.num_replicas, self.solo_bytes_per_s = topology, num_replicas, solo_bytes_per_s
         self.transferring: set[int] = set()
         self.share: dict[int, float] = {}
 
     @property
     def are_shared(self) -> bool:
-        return self.topology.num_gpus > 1
+        return self.num_replicas > 1
 
-    def begin(self, gpu: int) -> float:
-        """A step with transfers starts on `gpu`; returns its share in (0, 1]."""
-        if gpu not in self.transferring:
-            self.transferring.add(gpu)
-            self.share = self.topology.shares(sorted(self.transferring), self.solo_bytes_per_s)
-        return self.share[gpu]
+    def gpus_of(self, replica: int) -> range:
+        size = self.topology.num_gpus // self.num_replicas
+        return range(replica * size, (replica + 1) * size)
 
-    def end(self, gpu: int) -> None:
-        self.transferring.discard(gpu)
-        self.share = self.topology.shares(sorted(self.transferring), self.solo_bytes_per_s)
+    def begin(self, replica: int) -> float:
+        """A step with transfers starts on `replica`; returns its share in (0, 1], that of its worst-placed GPU."""
+        if replica not in self.transferring:
+            self.transferring.add(replica)
+            self._share_out()
+        return min(self.share[gpu] for gpu in self.gpus_of(replica))
+
+    def end(self, replica: int) -> None:
+        self.transferring.discard(replica)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        gpus = [gpu for replica in sorted(self.transferring) for gpu in self.gpus_of(replica)]
+        self.share = self.topology.shares(gpus, self.solo_bytes_per_s)
 
 
 def decode(
     env: simpy.Environment,
-    gpu: int,
+    replica: int,
     run: RunWork,
     rates: NDArray[np.float64],
     links: SharedLinks,
     result: TimelineResult,
 ) -> Generator[simpy.Event, None, None]:
-    """One GPU's decode loop, the process that the simulation consists of."""
+    """One replica's decode loop, the process that the simulation consists of."""
     rules, work = run.rules, run.work
     state = new_state(rules.num_layers, ring=rules.lookahead_k + 3)
     constants = (
         work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, result.steps_s[gpu],
+        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, result.steps_s[replica],
     )  # fmt: skip
     flags = (rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits)
     num_steps = work.durations_s.shape[0]
     transfers = bool(run.h2d_bytes.any())
     if not links.are_shared or not transfers:
-        # Nothing that another GPU does can change this one's steps: they need no events of their own.
-        share = links.begin(gpu) if transfers else 1.0
+        # Nothing that another replica does can change this one's steps: they need no events of their own.
+        share = links.begin(replica) if transfers else 1.0
         yield env.timeout(run_steps(num_steps, *flags, share, *constants))
         return
     for t in range(num_steps):
-        step_s = run_step(t, *flags, links.begin(gpu), *constants)
+        step_s = run_step(t, *flags, links.begin(replica), *constants)
         yield env.timeout(step_s)
-    links.end(gpu)
+    links.end(replica)
 
 
 def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopology) -> TimelineResult:
-    """Play one run per GPU (same number of steps) on one host."""
-    num_gpus, num_steps = len(runs), runs[0].work.durations_s.shape[0]
-    result = TimelineResult(np.zeros((num_gpus, num_steps, NUM_STEP_COLUMNS)))
+    """Play one run per replica (same number of steps) on one host, whose GPUs they divide among them."""
+    num_steps = runs[0].work.durations_s.shape[0]
+    result = TimelineResult(np.zeros((len(runs), num_steps, NUM_STEP_COLUMNS)))
     env = simpy.Environment()
-    links = SharedLinks(topology, max(run.solo_bytes_per_s for run in runs))
-    for gpu, run in enumerate(runs):
-        env.process(decode(env, gpu, run, rates, links, result))
+    links = SharedLinks(topology, len(runs), max(run.solo_bytes_per_s for run in runs))
+    for replica, run in enumerate(runs):
+        env.process(decode(env, replica, run, rates, links, result))
     env.run()
     return result

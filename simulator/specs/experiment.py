@@ -18,7 +18,7 @@ MAX_BATCH_SIZE = 10_000_000
 
 class WorkloadSpec(Spec):
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH_SIZE, strict=True)] = 32
-    """Requests decoded together (closed batch), per GPU."""
+    """Requests decoded together (closed batch), per replica."""
     context_tokens: PositiveInt | None = None
     """KV length at the first decode step. Null: the trace group's own."""
     output_tokens: PositiveInt = 128
@@ -28,8 +28,11 @@ class WorkloadSpec(Spec):
 class PlacementSpec(Spec):
     host_numa: Literal["local", "far", "interleave"] = "local"
     """Socket whose DRAM holds the full KV, seen from the GPU."""
-    num_gpus: PositiveInt = 1
-    """Data-parallel replicas on one host, each with its own batch, sharing switches, sockets and DRAM."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one replica: heads, feed-forward and vocabulary are split, two all-reduces a layer join them."""
+    num_gpus: PositiveInt | None = None
+    """GPUs of the host in use, a multiple of `tensor_parallel`: data-parallel replicas, each with its own batch,
+    sharing switches, sockets and DRAM. Null: one replica."""
 
 
 class EngineSpec(Spec):

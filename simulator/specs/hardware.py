@@ -131,6 +131,17 @@ class HostFigures(Spec):
     """CPU packing of scattered blocks into one staging buffer (`ce-contiguous`)."""
 
 
+class NvlinkFigures(Spec):
+    """Links between the GPUs of a host."""
+
+    bytes_per_s: Figure
+    """One GPU, one direction; 0: none."""
+    domain_gpus: Figure
+    """GPUs that reach each other at that rate: the largest tensor-parallel replica. 1 without NVLink."""
+    allreduce_t0_s: Figure
+    """One phase of an all-reduce in a graph: launch, and a barrier across the GPUs."""
+
+
 class PairRate(Spec):
     """How two kinds of work slow each other, from a graph of just these two."""
 
@@ -155,6 +166,6 @@ class HardwareSpec(Spec):
     kernels: KernelFigures
     link: LinkFigures
     host: HostFigures
-    nvlink_bytes_per_s: Figure
+    nvlink: NvlinkFigures
     pairs: tuple[PairRate, ...] = ()
     """Pairs not listed do not slow each other."""

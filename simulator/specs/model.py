@@ -85,6 +85,8 @@ class ModelSpec(Spec):
     source: str = Field(min_length=1)
     unverified: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Fields that the source does not state."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share the model. Above 1 this is one GPU's part (`simulator.parallel.shard`), never a catalog row."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
@@ -215,6 +217,11 @@ class ModelSpec(Spec):
     def embedding_params(self) -> int:
         """vocab · h."""
         return self.vocab * self.hidden
+
+    @property
+    def num_logits(self) -> int:
+        """Logits that sampling sees per row: the gathered vocabulary, padded to whole shards."""
+        return self.vocab * self.tensor_parallel
 
     @property
     def lm_head_params(self) -> int:

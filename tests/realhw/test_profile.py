@@ -55,7 +55,7 @@ def test_measured_figures_carry_spread_and_repetitions_and_agree_with_independen
 
 
 def test_unmeasured_figures_keep_the_catalog_source(profile):
-    assert profile.nvlink_bytes_per_s == load_hardware("h200-sxm").nvlink_bytes_per_s
+    assert profile.nvlink == load_hardware("h200-sxm").nvlink
     assert profile.host.inter_socket_bytes_per_s.assumption
 
 

@@ -11,8 +11,7 @@ import pytest
 from simulator import experiment as experiments
 from simulator.engine_rates import engine_rates
 from simulator.experiment import expand, resolve
-from simulator.points import run_works
-from simulator.replay import replay
+from simulator.points import demands_by_gpu, run_works
 from simulator.timeline import play
 from simulator.topology import HostTopology
 from tests.simulator.synthetic_trace import synthetic_trace
@@ -31,8 +30,7 @@ def test_timeline_steps_per_second(benchmark, monkeypatch, system, batch_size):
     settings = {"trace": "synthetic", "trace_group": "short", "system": system, "workload.batch_size": batch_size}
     (experiment,) = expand({**settings, "workload.output_tokens": NUM_STEPS}, {})
     point = resolve(experiment)
-    demand = None if system == "dense" else replay(point.group, point.policy, point.mapping, 0, use_cache=False)
-    runs = run_works(point, demand)
+    runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     topology = HostTopology(point.hardware, 1, "local")
     play(runs, rates, topology)

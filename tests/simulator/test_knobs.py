@@ -59,6 +59,7 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
     "workload.output_tokens": ({}, 64, 512, "hbm_bytes_peak", True),
     "placement.host_numa": (UNCAPPED, "local", "far", "exposed_transfer_s", True),
     "placement.num_gpus": (UNCAPPED, 1, 8, "throughput_tokens_per_s", True),
+    "placement.tensor_parallel": ({}, 4, 1, "tpot_mean_s", True),
     "engine.software_overhead_s": ({}, 0.0, 0.001, "tpot_mean_s", True),
     "engine.hbm_utilization": ({}, 0.5, 0.9, "max_batch_size", True),
     "mapping.layers": (ON_DEMAND, "shared", "all", "h2d_bytes_per_token", None),
