@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from traces.errors import TraceError
 from traces.layout import MAX_CHUNK_BYTES, ArrayLayout
-from traces.schema import STEPS_PER_CHUNK
 from traces.store import Store
 
 _MAX_JSON_BYTES = 16 << 20
@@ -38,15 +37,15 @@ def read_json(store: Store, key: str) -> dict[str, Any]:
 
 
 def read_array(store: Store, name: str, layout: ArrayLayout, num_steps: int) -> NDArray[Any]:
-    """First `num_steps` rows of array `name`, [num_steps, *layout.row]. Raises TraceError."""
+    """First `num_steps` rows (1 of what is not per step) of array `name`, [rows, *layout.row]. Raises TraceError."""
+    num_steps = num_steps if layout.per_step else 1
     _check_metadata(store, name, layout, num_steps)
     dtype = np.dtype(layout.dtype).newbyteorder("<")
-    chunk_shape = (STEPS_PER_CHUNK, *layout.chunk_row)
+    chunk_shape = layout.chunk_shape
     num_bytes = math.prod(chunk_shape) * dtype.itemsize
     if num_bytes > MAX_CHUNK_BYTES:
         raise TraceError(store.file, name, f"a chunk of {num_bytes} bytes exceeds {MAX_CHUNK_BYTES}")
-    grid = [range(-(-num_steps // STEPS_PER_CHUNK))]
-    grid += [range(-(-extent // chunk)) for extent, chunk in zip(layout.row, layout.chunk_row, strict=True)]
+    grid = [range(-(-extent // c)) for extent, c in zip((num_steps, *layout.row), chunk_shape, strict=True)]
     blocks = {at: _read_chunk(store, name, at, num_bytes, dtype, chunk_shape) for at in itertools.product(*grid)}
     if not blocks:
         return np.empty((0, *layout.row), dtype)
@@ -65,7 +64,7 @@ def _read_chunk(
 ) -> NDArray[Any]:
     key = f"{name}/c/{'/'.join(map(str, at))}"
     data = store.read(key, num_bytes + num_bytes // 64 + 1024)  # zstd expands what it cannot compress by less
-    first = (at[0] * STEPS_PER_CHUNK,)
+    first = (at[0] * shape[0],)
     if data is None:
         raise TraceError(store.file, name, f"chunk {key} is missing", first)
     try:
@@ -84,12 +83,11 @@ def _check_metadata(store: Store, name: str, layout: ArrayLayout, num_steps: int
         raise TraceError(store.file, name, f"shape is {shape}, expected [steps, {', '.join(map(str, layout.row))}]")
     if shape[0] < num_steps:
         raise TraceError(store.file, name, f"has {shape[0]} rows, steps_written is {num_steps}")
-    chunk_row = list(layout.chunk_row)
     expected: dict[str, Any] = {
         "zarr_format": 3,
         "node_type": "array",
         "data_type": layout.dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [STEPS_PER_CHUNK, *chunk_row]}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
     }
     for key, value in expected.items():

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.info import describe
-from traces.layout import num_blocks
+from traces.layout import num_blocks, prompt_masses
 from traces.mass import unit_mass
 from traces.reader import FileGroup, open_trace
-from traces.schema import MASS_LEVELS_PER_OCTAVE, draft_distance, mass_source
+from traces.schema import MASS_LEVELS_PER_OCTAVE, masked_rows, mass_source
 
 MASS_TOLERANCE = 0.01
 """Of mass + rest = 1, beyond what rounding to levels can do."""
@@ -38,6 +38,8 @@ def check_trace(path: str | Path) -> dict[str, Any]:
             _check_members(group, size)
             check_rankings(group, size, trace.file)
             _check_mass(group, size)
+            _check_prompt(group, size)
+        _check_query_cos(group)
         stored, computed = group.attributes.content_hash, group.computed_hash()
         if stored != computed:
             raise TraceError(trace.file, f"{name}/zarr.json", f"content hash is {stored}, its arrays give {computed}")
@@ -51,7 +53,7 @@ def check_rankings(group: TraceGroup, block_size_tokens: int, file: str = "in me
         array = f"{group.name}/p{block_size_tokens}/{name}"
         _refuse(ids[..., 1:] * (ids[..., :-1] < 0) > 0, file, array, "an id follows the padding")
         _refuse(ids < -1, file, array, "negative id")
-        j = draft_distance(name)
+        j = masked_rows(name)
         _refuse(ids[:j] >= 0, file, array, f"the first {j} rows have no draft and must be empty")
         kv_len = group.kv_len[: len(ids) - j] if j else group.kv_len
         limit = -(-kv_len.astype(np.int64) // block_size_tokens)
@@ -59,6 +61,8 @@ def check_rankings(group: TraceGroup, block_size_tokens: int, file: str = "in me
         ascending = np.sort(ids, axis=-1)
         repeated = (ascending[..., 1:] == ascending[..., :-1]) & (ascending[..., 1:] >= 0)
         _refuse(repeated, file, array, "a block is ranked twice")
+        if name == "prev_layer" and group.layers(block_size_tokens)[0] == 0:
+            _refuse(ids[:, :1] >= 0, file, array, "layer 0 has no layer before it and must be empty")
 
 
 def _check_lengths(group: FileGroup) -> None:
@@ -81,6 +85,8 @@ def _check_members(group: FileGroup, size: int) -> None:
     """Levels beyond a row's members are 0; rank order itself is defined by the levels."""
     for name in group.attributes.blocks[size].rankings:
         kind = "mass" if name == "exact" else "levels"
+        if f"p{size}/{name}/{kind}" not in group.array_names():
+            continue
         padding = group.members(name, size) < 0
         levels = group.array(f"p{size}/{name}/{kind}")
         _refuse(padding & (levels > 0), group.file, f"{group.name}/p{size}/{name}/{kind}", "level without a member")
@@ -111,6 +117,24 @@ def _check_mass(group: FileGroup, size: int) -> None:
         _refuse(rising, group.file, f"{group.name}/p{size}/exact", "mass rises along the ranking")
         short = exact.sum(axis=-1) < inside - 1e-3
         _refuse(short, group.file, f"{group.name}/p{size}/exact", "holds less mass than the ranking 'true'")
+
+
+def _check_prompt(group: FileGroup, size: int) -> None:
+    for name in prompt_masses(group.attributes) if group.attributes.blocks[size].block_mass else ():
+        array = f"p{size}/{name}"
+        _refuse(
+            group.array(array).max(axis=-1) != 255,
+            group.file,
+            f"{group.name}/{array}",
+            "a row's largest level is not 255",
+        )
+
+
+def _check_query_cos(group: FileGroup) -> None:
+    if group.attributes.query_cos:
+        cosines = group.array("query_cos")
+        bad = ~(np.abs(cosines) <= 1 + 1e-3)
+        _refuse(bad, group.file, f"{group.name}/query_cos", "is not a cosine")
 
 
 def _ranked_mass(group: FileGroup, size: int, source: int) -> NDArray[np.float64]:

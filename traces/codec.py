@@ -63,6 +63,19 @@ def rank_members(ids: Ids, levels: Levels) -> Ids:
     return _ids(keys)
 
 
+def rank_set(ids: Ids, reference: Ids) -> Ids:
+    """Members ids [..., M] in the order of `reference` [..., N], then those that it lacks by id; −1 last."""
+    width = int(max(ids.max(initial=0), reference.max(initial=0))) + 1
+    places = np.full((*reference.shape[:-1], width + 1), reference.shape[-1], np.int64)
+    order = np.broadcast_to(np.arange(reference.shape[-1]), reference.shape)
+    np.put_along_axis(places, np.where(reference < 0, width, reference).astype(np.int64), order, axis=-1)
+    keys = np.take_along_axis(places, np.maximum(ids, 0).astype(np.int64), axis=-1) << 32 | ids
+    keys[ids < 0] = np.iinfo(np.int64).max
+    keys.sort(axis=-1)
+    ranked: Ids = np.where(keys < np.iinfo(np.int64).max, keys & 0xFFFFFFFF, -1).astype(np.int32)
+    return ranked
+
+
 def _ids(keys: NDArray[np.uint32]) -> Ids:
     ids = (keys & np.uint32(0xFFFFFF)).astype(np.int32)
     ids[keys == _PADDING] = -1

@@ -9,13 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.arrays import read_array
-from traces.codec import accumulate_levels, decode_members, decode_steps, gather, rank_levels, rank_members
+from traces.codec import accumulate_levels, decode_members, decode_steps, gather, rank_levels, rank_members, rank_set
 from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.hashing import ContentHasher
-from traces.layout import array_layouts, num_blocks
-from traces.mass import BlockMass, pool_levels, scale_of
-from traces.schema import STEPS_PER_CHUNK, GroupAttributes, TraceAttributes, mass_source
+from traces.layout import array_layouts, num_blocks, prompt_masses
+from traces.mass import BlockMass, pool_levels, scale_of, unit_mass
+from traces.schema import (
+    STEPS_PER_CHUNK,
+    GroupAttributes,
+    TraceAttributes,
+    masked_rows,
+    mass_source,
+    recorded_layers,
+)
 from traces.store import Store
 
 
@@ -60,7 +67,7 @@ class FileGroup(TraceGroup):
         return tuple(self._layouts)
 
     def array(self, name: str) -> NDArray[Any]:
-        """A stored array as it is in the file, [steps_written, …]; not cached."""
+        """A stored array as it is in the file, [steps_written, …] (what is not per step: [1, …]); not cached."""
         if name not in self._layouts:
             raise TraceError(self.file, f"{self.name}/{name}", "is not recorded")
         return read_array(self._store, f"{self.name}/{name}", self._layouts[name], self.attributes.steps_written)
@@ -79,7 +86,7 @@ class FileGroup(TraceGroup):
         return members
 
     def levels(self, name: str, block_size_tokens: int) -> NDArray[np.uint8]:
-        """Levels of `members`, uint8 [S, L_P, H, M]; 0 beside padding."""
+        """Levels of `members`, uint8 [S, L_P, H, M]; 0 beside padding. Raises TraceError for drafts kept as sets."""
         ids = self.members(name, block_size_tokens)
         if name == "true":
             return gather(self._true_levels(block_size_tokens), ids)
@@ -116,6 +123,29 @@ class FileGroup(TraceGroup):
         mass: BlockMass = self._cache["mass", block_size_tokens]
         return mass
 
+    def query_cos(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        layers = self.layers(block_size_tokens)
+        if not self.attributes.query_cos:
+            return None
+        known = recorded_layers(self.attributes.blocks)
+        return self.array("query_cos")[:, [known.index(layer) for layer in layers]]
+
+    def prefill_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        return self._prompt_mass("prefill_mass", block_size_tokens)
+
+    def prompt_window_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        return self._prompt_mass("prompt_window_mass", block_size_tokens)
+
+    def _prompt_mass(self, name: str, size: int) -> NDArray[np.float32] | None:
+        layers = self.layers(size)
+        source = mass_source(self.attributes.blocks, size)
+        if source is None or name not in prompt_masses(self.attributes):
+            return None
+        rows = [self.layers(source).index(layer) for layer in layers]
+        levels = pool_levels(self.array(f"p{source}/{name}")[0, rows], size // source)
+        mass: NDArray[np.float32] = unit_mass()[levels] * scale_of(levels)[..., None]
+        return mass
+
     def rest(self, block_size_tokens: int) -> NDArray[np.float32]:
         """Mass outside `true` as recorded (not derived from levels), float32 [S, L_P, H]."""
         return self.array(f"p{block_size_tokens}/true/rest")
@@ -146,7 +176,17 @@ class FileGroup(TraceGroup):
             return rank_levels(levels, excluded, self.max_ranked_blocks(size))[0]
         if name == "exact":
             return rank_members(self.members(name, size), self.array(f"p{size}/exact/mass"))
+        if f"p{size}/{name}/levels" not in self._layouts:
+            return self._rank_set(name, size)
         return rank_members(self.members(name, size), self.levels(name, size))
+
+    def _rank_set(self, name: str, size: int) -> NDArray[np.int32]:
+        """Members of a draft kept as a set, ordered as `BlockSizeAttributes.draft_levels` says."""
+        true, shift = self.ranking("true", size), masked_rows(name)
+        issued = np.full_like(true, -1)
+        issued[shift:] = true[: len(true) - shift]
+        right = self.array(f"draft{shift}/accepted").astype(bool)
+        return rank_set(self.members(name, size), np.where(right[:, None, None, None], true, issued))
 
     def _bitmaps(self, name: str, size: int) -> NDArray[np.uint8]:
         coded = self.array(f"p{size}/{name}/members")

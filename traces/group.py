@@ -53,11 +53,37 @@ class TraceGroup(ABC):
 
     @abstractmethod
     def rankings(self, block_size_tokens: int) -> tuple[str, ...]:
-        """Available rankings: true, exact, draft1, …"""
+        """Available rankings: true, exact, draft1, …, mean, prev_layer, draft1_sparse, …"""
 
     @abstractmethod
     def ranking(self, name: str, block_size_tokens: int) -> NDArray[np.int32]:
-        """Selectable block ids by rank, int32 [S, L_P, H, M]; −1 where there are fewer or the row is masked."""
+        """Selectable block ids by rank, int32 [S, L_P, H, M]; −1 where there are fewer or the row is masked.
+
+        Masked are rows t < j of `draft{j}` and model layer 0 of `prev_layer`. Raises TraceError for a ranking or a
+        block size that is not recorded.
+        """
+
+    def query_cos(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        """Cosine of each query with that of the position before, mean over the query group: float32 [S, L_P, H].
+
+        None where it was not recorded. Raises TraceError for a block size that is not recorded.
+        """
+        self.layers(block_size_tokens)
+        return None
+
+    def prefill_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        """Softmax mass on each block of the prompt's queries before position 0, mean over them and the query group.
+
+        float32 [L_P, H, n], rows sum to 1; n blocks of the context at position 0. Times (context − 1) it is their sum.
+        None where it was not recorded. Raises TraceError for a block size that is not recorded.
+        """
+        self.layers(block_size_tokens)
+        return None
+
+    def prompt_window_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        """As `prefill_mass`, of the prompt's last few queries only (SnapKV's observation window)."""
+        self.layers(block_size_tokens)
+        return None
 
     @abstractmethod
     def mass(self, block_size_tokens: int) -> BlockMass:

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from traces.schema import GroupAttributes, ModelGeometry, TraceAttributes
 
+_YOUNGER = {"query_cos": False, "prefill_mass": False, "prompt_window_tokens": None, "sparse_policy": None}
+_YOUNGER_OF_BLOCKS = {"draft_levels": True}
+"""Attributes that came after the first traces, with their defaults, at which they do not enter the hash."""
+
 
 class ContentHasher:
     """Running sha256 of each decoded array, fed step by step."""
@@ -32,8 +36,17 @@ class ContentHasher:
         attributes = group.model_dump(
             mode="json", exclude={"content_hash", "steps_planned", "prompt", "sampling", "prompt_sha256"}
         )
+        _drop_defaults(attributes, _YOUNGER)
+        for block in attributes["blocks"].values():
+            _drop_defaults(block, _YOUNGER_OF_BLOCKS)
         arrays = {name: digest.hexdigest() for name, digest in sorted(self._arrays.items())}
         return _sha256({"model": model.model_dump(mode="json"), "group": attributes, "arrays": arrays})
+
+
+def _drop_defaults(attributes: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    for name, value in defaults.items():
+        if attributes[name] == value:
+            del attributes[name]
 
 
 def trace_hash(attributes: TraceAttributes, groups: Mapping[str, str]) -> str:

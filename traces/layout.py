@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traces.schema import STEPS_PER_CHUNK, GroupAttributes, ModelGeometry, mass_source
+from traces.schema import STEPS_PER_CHUNK, GroupAttributes, ModelGeometry, masked_rows, mass_source, recorded_layers
 
 _CHUNK_TARGET_BYTES = 8 << 20
 MAX_CHUNK_BYTES = 1 << 30
@@ -14,10 +14,14 @@ MAX_ARRAY_BYTES = 8 << 30
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """One array: shape is [steps, *row]; chunks are 64 steps by some layers by everything else."""
+    """One array: shape is [steps, *row]; chunks are 64 steps by some layers by everything else.
+
+    per_step: False for what is known once, before the first step: shape [1, *row].
+    """
 
     dtype: str
     row: tuple[int, ...]
+    per_step: bool = True
 
     @property
     def row_bytes(self) -> int:
@@ -25,6 +29,10 @@ class ArrayLayout:
         for extent in self.row:
             size *= extent
         return size
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        return (STEPS_PER_CHUNK if self.per_step else 1, *self.chunk_row)
 
     @property
     def chunk_row(self) -> tuple[int, ...]:
@@ -39,12 +47,20 @@ def num_blocks(kv_len: int, block_size_tokens: int) -> int:
     return -(-kv_len // block_size_tokens)
 
 
+def prompt_masses(group: GroupAttributes) -> tuple[str, ...]:
+    """Recorded masses of the prompt's queries."""
+    recorded = {"prefill_mass": group.prefill_mass, "prompt_window_mass": group.prompt_window_tokens is not None}
+    return tuple(name for name, present in recorded.items() if present)
+
+
 def array_layouts(model: ModelGeometry, group: GroupAttributes) -> dict[str, ArrayLayout]:
     """Every array of a group by its path inside the group."""
     layouts = {"kv_len": ArrayLayout("int32", ()), "tokens": ArrayLayout("int32", ())}
     for j in range(1, (group.drafter.distances if group.drafter else 0) + 1):
         layouts[f"draft{j}/token"] = ArrayLayout("int32", ())
         layouts[f"draft{j}/accepted"] = ArrayLayout("uint8", ())
+    if group.query_cos:
+        layouts["query_cos"] = ArrayLayout("float32", (len(recorded_layers(group.blocks)), model.num_kv_heads))
     for size, block in sorted(group.blocks.items()):
         heads = (len(block.layers), model.num_kv_heads)
         blocks = num_blocks(group.capacity_tokens, size)
@@ -52,11 +68,14 @@ def array_layouts(model: ModelGeometry, group: GroupAttributes) -> dict[str, Arr
         members_only = mass_source(group.blocks, size) is None
         for name in block.rankings:
             layouts[f"p{size}/{name}/members"] = ArrayLayout("uint8", bitmap)
-            if name != "exact":
+            if name != "exact" and (block.draft_levels or not masked_rows(name)):
                 layouts[f"p{size}/{name}/levels"] = ArrayLayout("uint8", ranked)
             if name in ("true", "exact") and members_only:
                 layouts[f"p{size}/{name}/mass"] = ArrayLayout("uint8", ranked)
         layouts[f"p{size}/true/rest"] = ArrayLayout("float32", heads)
         if block.block_mass:
             layouts[f"p{size}/block_mass"] = ArrayLayout("uint8", (*heads, blocks))
+            prompt = ArrayLayout("uint8", (*heads, num_blocks(group.context_tokens, size)), per_step=False)
+            for name in prompt_masses(group):
+                layouts[f"p{size}/{name}"] = prompt
     return layouts

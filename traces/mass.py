@@ -85,6 +85,12 @@ def quantise_mass(mass: NDArray[np.floating]) -> NDArray[np.uint8]:
     return levels
 
 
+def quantise_rows(mass: NDArray[np.floating]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Levels of masses [..., n], and the masses that these levels stand for: float32, rows sum to 1."""
+    levels = quantise_mass(mass)
+    return levels, unit_mass()[levels] * scale_of(levels)[..., None]
+
+
 def scale_of(levels: NDArray[np.uint8], covered: NDArray[np.floating] | float = 1.0) -> NDArray[np.float32]:
     """Scale by which each row of `levels` [..., n] sums to `covered`."""
     rows = levels.reshape(-1, levels.shape[-1])

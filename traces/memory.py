@@ -13,7 +13,7 @@ from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.hashing import ContentHasher
 from traces.layout import num_blocks
-from traces.mass import BlockMass, quantise_mass, scale_of
+from traces.mass import BlockMass, quantise_mass, quantise_rows, scale_of
 from traces.reader import Trace
 from traces.schema import BlockSizeAttributes, GroupAttributes, ModelGeometry, TraceAttributes
 
@@ -31,8 +31,10 @@ class MemoryGroup(TraceGroup):
         layers: Mapping[int, tuple[int, ...]],
         ranked: Mapping[int, Mapping[str, NDArray[np.int32]]],
         masses: Mapping[int, BlockMass],
+        extras: Mapping[tuple[str, int], NDArray[np.float32]],
     ) -> None:
         self.name, self.model, self.kv_len = name, model, kv_len
+        self._extras = dict(extras)
         self._layers, self._ranked, self._masses = dict(layers), {p: dict(r) for p, r in ranked.items()}, dict(masses)
 
     @property
@@ -65,10 +67,25 @@ class MemoryGroup(TraceGroup):
             raise TraceError(_FILE, f"{self.name}/p{block_size_tokens}/block_mass", "is not recorded")
         return self._masses[block_size_tokens]
 
+    def query_cos(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        return self._extra("query_cos", block_size_tokens)
+
+    def prefill_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        return self._extra("prefill_mass", block_size_tokens)
+
+    def prompt_window_mass(self, block_size_tokens: int) -> NDArray[np.float32] | None:
+        return self._extra("prompt_window_mass", block_size_tokens)
+
+    def _extra(self, name: str, block_size_tokens: int) -> NDArray[np.float32] | None:
+        self._require(block_size_tokens)
+        return self._extras.get((name, block_size_tokens))
+
     @cached_property
     def content_hash(self) -> str:
         hasher = ContentHasher()
         hasher.update("kv_len", self.kv_len)
+        for (name, size), values in self._extras.items():
+            hasher.update(f"p{size}/{name}", values)
         blocks = {}
         for size, ranked in self._ranked.items():
             for name, ids in ranked.items():
@@ -101,6 +118,9 @@ def memory_group(
     rankings: Mapping[int, Mapping[str, ArrayLike]],
     masses: Mapping[int, ArrayLike] | None = None,
     *,
+    query_cos: Mapping[int, ArrayLike] | None = None,
+    prefill_mass: Mapping[int, ArrayLike] | None = None,
+    prompt_window_mass: Mapping[int, ArrayLike] | None = None,
     name: str = "memory",
     layers: Mapping[int, Sequence[int]] | None = None,
     model: ModelGeometry | None = None,
@@ -109,8 +129,10 @@ def memory_group(
 
     kv_len [S]; rankings by block size and name, integer [S, L_P, H, M] in rank order with −1 padding, `true` among
     them; masses by block size, [S, L_P, H, n_max] softmax mass of every block: it is quantised to levels as a file
-    would, and gives `exact` where that is not passed. `layers` defaults to 0 … L_P−1, `model` to the geometry of the
-    arrays with one query head per KV head. Raises TraceError for arrays that do not fit each other.
+    would, and gives `exact` where that is not passed. By block size, too: query_cos [S, L_P, H], prefill_mass and
+    prompt_window_mass [L_P, H, n] (n blocks of kv_len[0] tokens), quantised as a file would. `layers` defaults to
+    0 … L_P−1, `model` to the geometry of the arrays with one query head per KV head.
+    Raises TraceError for arrays that do not fit each other.
     """
     lengths = np.ascontiguousarray(kv_len, dtype=np.int32)
     ranked = {
@@ -146,7 +168,18 @@ def memory_group(
         num_kv_heads=heads,
         head_dim=64,
     )
-    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised)
+    extras: dict[tuple[str, int], NDArray[np.float32]] = {}
+    for size, cosines in (query_cos or {}).items():
+        extras["query_cos", size] = np.ascontiguousarray(cosines, dtype=np.float32)
+    for key, given in (("prefill_mass", prefill_mass), ("prompt_window_mass", prompt_window_mass)):
+        for size, values in (given or {}).items():
+            extras[key, size] = quantise_rows(np.asarray(values))[1]
+    for (key, size), extra in extras.items():
+        shape = ranked[size]["true"].shape[:3] if size in ranked else None
+        expected = shape if key == "query_cos" or shape is None else (*shape[1:], num_blocks(int(lengths[0]), size))
+        if extra.shape != expected:
+            raise TraceError(_FILE, f"{name}/p{size}/{key}", f"shape is {extra.shape}, expected {expected}")
+    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised, extras)
 
 
 def memory_trace(groups: Sequence[MemoryGroup], name: str = "memory") -> Trace:

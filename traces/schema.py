@@ -5,6 +5,7 @@ Everything but `name` and `provenance` is semantic: it enters the content hash.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -83,10 +84,14 @@ class BlockSizeAttributes(Attributes):
     max_ranked_blocks: Count
     """M: rankings hold the best M selectable blocks of each KV head."""
     rankings: tuple[str, ...] = Field(min_length=1)
-    """Stored rankings: true, exact (only where no mass is recorded to derive it from), draft1, …"""
+    """Stored rankings: true, exact (only where no mass is recorded to derive it from), draft1, …, draft1_sparse, …,
+    mean (by the mean key of each block), prev_layer (with the query that the layer before lets expect)."""
     block_mass: bool = True
     """Whether the softmax mass of every block is stored here. Else it is summed from a finer block size that has
     it for these layers, or only the mass of ranked blocks is known."""
+    draft_levels: bool = True
+    """False: drafts are sets. Their order is that of `true` where the token was right (it is the same query), else
+    that of `true` at the step that issued them."""
 
     @model_validator(mode="after")
     def _layers_ascend(self) -> BlockSizeAttributes:
@@ -116,6 +121,14 @@ class GroupAttributes(Attributes):
     """Of the prompt's token ids as little-endian int32."""
     sampling: dict[str, int | float | str] = {}
     """How the decoded tokens were chosen, with the seed."""
+    query_cos: bool = False
+    """Whether the similarity of each step's query to the step before is recorded."""
+    prefill_mass: bool = False
+    """Whether the mean mass of the prompt's queries is recorded, at the block sizes that store `block_mass`."""
+    prompt_window_tokens: Count | None = None
+    """The same of the last so many queries of the prompt; null: not recorded."""
+    sparse_policy: dict[str, int | float | str] | None = None
+    """Residency rules (keys of a simulated policy) under whose working set the drafts of `draft{j}_sparse` ran."""
     content_hash: str | None = None
     """sha256 over semantic attributes and decoded arrays of the rows written."""
 
@@ -127,7 +140,9 @@ class GroupAttributes(Attributes):
     @model_validator(mode="after")
     def _rankings_known(self) -> GroupAttributes:
         distances = self.drafter.distances if self.drafter else 0
-        known = {"true", "exact", *(f"draft{j}" for j in range(1, distances + 1))}
+        known = {"true", "exact", "mean", "prev_layer", *(f"draft{j}" for j in range(1, distances + 1))}
+        if self.sparse_policy is not None:
+            known |= {f"draft{j}_sparse" for j in range(1, distances + 1)}
         for size, block in self.blocks.items():
             if "exact" in block.rankings and mass_source(self.blocks, size) is not None:
                 raise ValueError(f"block size {size}: 'exact' follows from the recorded mass and must not be stored")
@@ -140,8 +155,19 @@ class GroupAttributes(Attributes):
 
 
 def draft_distance(ranking: str) -> int:
-    """j of `draft{j}`; 0 for rankings made with the step's own query."""
-    return int(ranking.removeprefix("draft")) if ranking.startswith("draft") else 0
+    """j of `draft{j}`; 0 for any other ranking."""
+    return masked_rows(ranking) if not ranking.endswith("_sparse") else 0
+
+
+def masked_rows(ranking: str) -> int:
+    """First rows that nobody could predict: j of `draft{j}` and `draft{j}_sparse`, else 0."""
+    found = re.fullmatch(r"draft([0-9]+)(_sparse)?", ranking)
+    return int(found[1]) if found else 0
+
+
+def recorded_layers(blocks: dict[int, BlockSizeAttributes]) -> tuple[int, ...]:
+    """Model layers recorded at any block size, ascending."""
+    return tuple(sorted({layer for block in blocks.values() for layer in block.layers}))
 
 
 def mass_source(blocks: dict[int, BlockSizeAttributes], block_size_tokens: int) -> int | None:

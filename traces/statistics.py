@@ -35,7 +35,7 @@ def attention_statistics(group: TraceGroup, block_size_tokens: int, num_blocks: 
     if not 1 <= num_blocks <= limit:
         raise InputError(f"statistics at {num_blocks} blocks of {block_size_tokens}: 1 … {limit} are possible")
     true = _top(group, "true", block_size_tokens, num_blocks)
-    names = [name for name in group.rankings(block_size_tokens) if name.startswith("draft")]
+    names = [name for name in group.rankings(block_size_tokens) if draft_distance(name)]
     overlap = {f"previous{j}": _overlap(true[j:], true[:-j]) for j in range(1, max(1, len(names)) + 1)}
     for name in names:
         j = draft_distance(name)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from traces.codec import bitmap, encode_steps, gather, members_in_id_order, rank_levels, spread
 from traces.errors import InputError, TraceError
 from traces.hashing import ContentHasher
-from traces.layout import ArrayLayout, array_layouts, num_blocks
-from traces.schema import STEPS_PER_CHUNK, GroupAttributes, TraceAttributes, draft_distance, mass_source
+from traces.layout import ArrayLayout, array_layouts, num_blocks, prompt_masses
+from traces.schema import STEPS_PER_CHUNK, GroupAttributes, TraceAttributes, masked_rows, mass_source
 
 _ZSTD_LEVEL = 19
 
@@ -31,10 +31,11 @@ _ZSTD_LEVEL = 19
 class StepRecord:
     """What one decode step left. Arrays cover the layers recorded at their block size.
 
-    rankings: by (block size, name): ids int32 and levels uint8, each [L_P, H, M] in rank order, of `true` and
-    `draft{j}` (none where the row is masked). mass: by block size, levels uint8 [L_P, H, n] of every block; needed
-    where no finer block size has it. rest: by block size, float32 [L_P, H], mass outside `true`.
+    rankings: by (block size, name): ids int32 and levels uint8, each [L_P, H, M] in rank order, of every stored
+    ranking but `exact` (none where the row is masked). mass: by block size, levels uint8 [L_P, H, n] of every block;
+    needed where no finer block size has it. rest: by block size, float32 [L_P, H], mass outside `true`.
     draft_tokens: the token guessed for this position j steps before, for j = 1, 2, …; None where there was no guess.
+    query_cos: float32 [L, H] of all recorded layers, where the group records it.
     """
 
     kv_len: int
@@ -43,6 +44,7 @@ class StepRecord:
     mass: Mapping[int, NDArray[np.uint8]]
     rest: Mapping[int, NDArray[np.float32]]
     draft_tokens: tuple[int | None, ...] = field(default=())
+    query_cos: NDArray[np.float32] | None = None
 
 
 class GroupWriter:
@@ -56,6 +58,7 @@ class GroupWriter:
         self._layouts = array_layouts(trace.model, attributes)
         self._hasher = ContentHasher()
         self._steps: list[StepRecord] = []
+        self._prompt_written = not prompt_masses(attributes)
         self._folder.mkdir(parents=True)
         self._save()
         for parent in {p for key in self._layouts for p in Path(key).parents if p != Path(".")}:
@@ -63,8 +66,22 @@ class GroupWriter:
             _write_group_json(self._folder / parent, {})
         self._arrays = {key: _create(self._folder / key, x, attributes, zstd_level) for key, x in self._layouts.items()}
 
+    def write_prompt(self, masses: Mapping[tuple[int, str], NDArray[np.uint8]]) -> None:
+        """Write what is known before the first step: by (block size, `prefill_mass` or `prompt_window_mass`), levels
+        uint8 [L_P, H, n] of the blocks of the context. Raises InputError for one that is missing."""
+        for size, block in self.attributes.blocks.items():
+            for name in prompt_masses(self.attributes) if block.block_mass else ():
+                key = f"p{size}/{name}"
+                if (size, name) not in masses:
+                    raise InputError(f"{self._folder}: lacks {key}")
+                self._write(key, 0, masses[size, name][None])
+                self._hasher.update(key, masses[size, name][None])
+        self._prompt_written = True
+
     def append(self, step: StepRecord) -> None:
         """Add the next position; every 64 of them reach the disk together."""
+        if not self._prompt_written:
+            raise InputError(f"{self._folder}: the masses of the prompt must be written before the first step")
         done = self.attributes.steps_written + len(self._steps)
         expected = self.attributes.context_tokens + done
         if step.kv_len != expected:
@@ -85,11 +102,7 @@ class GroupWriter:
         if steps and start % STEPS_PER_CHUNK:
             raise TraceError(str(self._folder), "", f"cannot append after a short chunk at step {start}", (start,))
         for key, rows in self._encode().items():
-            try:
-                self._arrays[key][start : start + len(steps)] = rows
-            except OSError as error:
-                where = f"{self._folder}/{key}"
-                raise InputError(f"{where}: cannot be written: {error.strerror}; {start} steps are safe") from error
+            self._write(key, start, rows)
         attributes = self.attributes.model_copy(
             update={"steps_written": start + len(steps), "content_hash": None, **updates}
         )
@@ -98,6 +111,13 @@ class GroupWriter:
         self.attributes = attributes.model_copy(update={"content_hash": digest})
         self._steps = []
         self._save()
+
+    def _write(self, key: str, start: int, rows: NDArray[Any]) -> None:
+        try:
+            self._arrays[key][start : start + len(rows)] = rows
+        except OSError as error:
+            where, safe = f"{self._folder}/{key}", self.attributes.steps_written
+            raise InputError(f"{where}: cannot be written: {error.strerror}; {safe} steps are safe") from error
 
     def _encode(self) -> dict[str, NDArray[Any]]:
         steps = self._steps
@@ -111,11 +131,19 @@ class GroupWriter:
             out[f"draft{j}/token"] = np.array([-1 if g is None else g for g in guesses], np.int32)
             out[f"draft{j}/accepted"] = out[f"draft{j}/token"] == out["tokens"]
             out[f"draft{j}/accepted"] = out[f"draft{j}/accepted"].astype(np.uint8)
+        if self.attributes.query_cos:
+            out["query_cos"] = self._query_cos()
         for key, rows in out.items():
             self._hasher.update(key, rows)
         for size in self.attributes.blocks:
             out |= self._encode_block_size(size)
         return out
+
+    def _query_cos(self) -> NDArray[np.float32]:
+        rows = [step.query_cos for step in self._steps if step.query_cos is not None]
+        if len(rows) < len(self._steps):
+            raise InputError(f"{self._folder}: a step lacks query_cos")
+        return np.stack(rows).astype(np.float32)
 
     def _encode_block_size(self, size: int) -> dict[str, NDArray[Any]]:
         steps, block = self._steps, self.attributes.blocks[size]
@@ -133,7 +161,7 @@ class GroupWriter:
                     ids[t], levels[t] = rank_levels(step.mass[size][..., :-1], None, block.max_ranked_blocks)
                 elif (size, name) in step.rankings:
                     ids[t], levels[t] = step.rankings[size, name]
-                elif self.attributes.steps_written + t >= draft_distance(name):
+                elif self.attributes.steps_written + t >= masked_rows(name):
                     raise InputError(f"step {self.attributes.steps_written + t} lacks ranking {prefix}")
             ids, levels = members_in_id_order(ids, levels)
             bits = bitmap(ids, capacity)
@@ -146,7 +174,7 @@ class GroupWriter:
                 reference = true_levels
             if name == "exact":
                 out[f"{prefix}/mass"] = decoded[f"{prefix}/mass"] = levels
-            else:
+            elif f"{prefix}/levels" in self._layouts:
                 out[f"{prefix}/levels"] = levels - gather(reference, ids)
                 decoded[f"{prefix}/levels"] = levels
             if name == "true" and source is None:
@@ -210,8 +238,8 @@ class TraceWriter:
 def _create(path: Path, layout: ArrayLayout, group: GroupAttributes, zstd_level: int) -> Any:
     return zarr.create_array(
         store=str(path),
-        shape=(group.steps_planned, *layout.row),
-        chunks=(STEPS_PER_CHUNK, *layout.chunk_row),
+        shape=(group.steps_planned if layout.per_step else 1, *layout.row),
+        chunks=layout.chunk_shape,
         dtype=layout.dtype,
         compressors=[zarr.codecs.ZstdCodec(level=zstd_level)],
         filters=None,
