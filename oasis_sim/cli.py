@@ -278,6 +278,41 @@ def validate(
 
 
 @app.command()
+def reproduce(
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="EXPERIMENT", help="One experiment of the table. Default: all.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Another model.")] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Another GPU.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Requests in flight, all systems.")] = None,
+    context: Annotated[int | None, typer.Option("--context", metavar="TOKENS", help="Mean KV length.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", metavar="N", help="GPUs of one replica.")
+    ] = None,
+    set_: Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of an experiment.")] = None,
+    derive: Annotated[
+        bool, typer.Option("--derive", help="Solve the derived inputs from their rows again and print both values.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Set every published figure beside the simulated one, with the inputs that nobody published and their effect.
+
+    With another model, GPU, batch, context or key the same rows are simulated there, without a published figure.
+    """
+    from oasis_sim.verbs.reproduce import run as verb
+
+    given = {
+        "model": model,
+        "hardware": hardware,
+        "workload.batch_size": batch,
+        "workload.context_tokens": context,
+        "placement.tensor_parallel": tensor_parallel,
+    }
+    return verb(experiment, given, set_ or [], derive, json, quiet)
+
+
+@app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,

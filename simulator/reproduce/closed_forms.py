@@ -1,0 +1,29 @@
+"""Published ratios of bytes that need no simulation: functions of geometry, context and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from simulator.capacity import KV_BYTES_PER_ELEMENT
+from simulator.specs.model import ModelSpec
+from simulator.specs.policy import PolicySpec
+
+
+def full_over_admission(model: ModelSpec, policy: PolicySpec, context_tokens: int) -> float:
+    """Bytes of the whole KV, divided by those that admit a request: first working set, compressed keys, draft KV.
+
+    The draft head keeps one layer's KV of the whole context.
+    """
+    assert policy.kv_budget_tokens is not None
+    size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    num_blocks = -(-context_tokens // size)
+    working_set = model.working_set_bytes(min(policy.kv_budget_tokens // size + 1, num_blocks), size, element)
+    keys = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+    draft_kv = context_tokens * model.kv_bytes_per_token_per_layer(2)
+    return model.kv_bytes(context_tokens, element) / (working_set + keys + draft_kv)
+
+
+CLOSED_FORMS: Mapping[str, Callable[[ModelSpec, PolicySpec, int], float]] = MappingProxyType(
+    {"full_over_admission": full_over_admission}
+)

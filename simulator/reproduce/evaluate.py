@@ -1,0 +1,108 @@
+"""Simulate the rows of a published experiment, at its inputs or at others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.catalog import load_model
+from simulator.experiment import expand
+from simulator.points import run_point
+from simulator.reproduce.closed_forms import CLOSED_FORMS
+from simulator.reproduce.sources import profile_with, recipe_trace
+from simulator.reproduce.table import Experiment, Row
+from simulator.specs.experiment import ExperimentSpec
+from simulator.systems import resolve_policy
+from traces.errors import InputError
+
+CHURN = "recipe.churn"
+BATCH_SHARE = "batch.share"
+HARDWARE = "hardware."
+
+
+@dataclass
+class Evaluation:
+    """One experiment with some inputs replaced and some keys overridden; points are simulated once."""
+
+    experiment: Experiment
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    """By name of the input."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys that hold for every point, whatever the table says: another setting than the published one."""
+    _rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def value(self, row: Row) -> float | None:
+        """What the row comes to; None where it is not simulated. Raises InputError for a point that cannot be."""
+        asked = row.simulated
+        if asked is None:
+            return None
+        if asked.closed_form is not None:
+            settings = self.settings(asked.point)
+            context = int(settings["workload.context_tokens"])
+            policy = {k.removeprefix("policy."): v for k, v in settings.items() if k.startswith("policy.")}
+            resolved = resolve_policy(settings["system"], policy, context)
+            return CLOSED_FORMS[asked.closed_form](load_model(settings["model"]), resolved, context)
+        assert asked.column is not None
+        found = self._column(asked.point, asked.column)
+        return found if asked.relative_to is None else found / self._column(asked.relative_to, asked.column)
+
+    def point(self, name: str) -> dict[str, Any]:
+        """Result row of a point. Raises InputError where its batch does not fit."""
+        if name not in self._rows:
+            settings = self.settings(name)
+            batch_of = self.experiment.points[name].batch_of
+            if batch_of is not None and "workload.batch_size" not in self.overrides:
+                share = 1.0 if batch_of == name else float(self.inputs(name).get(BATCH_SHARE, 1.0))
+                settings["workload.batch_size"] = max(1, round(share * self.largest_batch(batch_of)))
+            row = run_point(self._spec(name, settings))
+            if row["status"] != "ok":
+                raise InputError(f"point {name}: {row['error']}")
+            self._rows[name] = row
+        return self._rows[name]
+
+    def largest_batch(self, name: str) -> int:
+        """Requests that fit at the experiment's context."""
+        row = run_point(self._spec(name, {**self.settings(name), "workload.batch_size": 1}))
+        if row["status"] != "ok":
+            raise InputError(f"point {name}, one request: {row['error']}; give --batch")
+        return int(row["max_batch_size"])
+
+    def batches(self) -> dict[str, int]:
+        """Requests in flight of each point simulated so far."""
+        return {name: int(row["workload.batch_size"]) for name, row in self._rows.items()}
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Dotted keys of a point: the experiment's, its inputs', the point's own, then the overrides."""
+        plain = {
+            key: value
+            for key, value in self.inputs(name).items()
+            if key not in (CHURN, BATCH_SHARE) and not key.startswith(HARDWARE)
+        }
+        return {**self.experiment.settings, **plain, **self.experiment.points[name].settings, **self.overrides}
+
+    def inputs(self, point: str) -> dict[str, Any]:
+        """Value of each input of a point by its key."""
+        return {
+            given.key: self.replaced.get(name, given.value)
+            for name, given in self.experiment.inputs.items()
+            if not given.points or point in given.points
+        }
+
+    def _spec(self, name: str, settings: Mapping[str, Any]) -> ExperimentSpec:
+        assert self.experiment.recipe is not None, "a point that is simulated replays a trace"
+        inputs = self.inputs(name)
+        figures = {key.removeprefix(HARDWARE): inputs[key] for key in inputs if key.startswith(HARDWARE)}
+        if "hardware" in self.overrides:
+            figures = {}  # reported for the published GPU
+        trace = recipe_trace(
+            self.experiment.recipe, inputs.get(CHURN), settings["model"], int(settings["workload.context_tokens"])
+        )
+        built = {**settings, "trace": str(trace), "hardware": profile_with(settings["hardware"], figures)}
+        return expand(built, {})[0]
+
+    def _column(self, name: str, column: str) -> float:
+        value = self.point(name)[column]
+        if value is None:
+            raise InputError(f"point {name}: {column} is not defined for its system")
+        return float(value)

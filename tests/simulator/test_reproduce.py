@@ -1,0 +1,190 @@
+"""The published table: its data, closed forms, evaluation, sensitivity and solving."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.catalog import load_hardware, load_model
+from simulator.reproduce import sources
+from simulator.reproduce.closed_forms import full_over_admission
+from simulator.reproduce.evaluate import Evaluation
+from simulator.reproduce.report import decode_step_rows, predicted_met, reproduce, row_document
+from simulator.reproduce.sensitivity import effects, solve
+from simulator.reproduce.table import Experiment, Recipe, Row, published
+from simulator.specs.validation import validated
+from simulator.systems import resolve_policy
+from traces.errors import InputError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OASIS_SIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def experiment(name: str) -> Experiment:
+    return next(one for one in published() if one.name == name)
+
+
+ADMISSION = "disaggregated-admission"
+CLOSED = {
+    "name": "x",
+    "title": "x",
+    "source": "x",
+    "settings": {"model": "Qwen3-8B", "system": "oasiskv", "policy.kv_budget_tokens": 2048},
+    "inputs": {"context": {"key": "workload.context_tokens", "value": 32768, "origin": "assumed", "reason": "x"}},
+    "points": {"p": {}},
+    "rows": [
+        {
+            "setting": "ratio",
+            "published": 9.0,
+            "unit": "times",
+            "simulated": {"point": "p", "closed_form": "full_over_admission"},
+        }
+    ],
+}
+
+
+def closed(**row: object) -> Experiment:
+    return validated(Experiment, {**CLOSED, "rows": [{**CLOSED["rows"][0], **row}]})
+
+
+def test_admission_is_working_set_compressed_keys_and_draft_kv():
+    """Qwen3-8B at 32K by hand: 4.5 GiB over 129 blocks (290.25 MiB), 1/16 of the KV (288 MiB), 1/36 (128 MiB)."""
+    policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 32768)
+    by_hand = 4.5 * 1024 / (290.25 + 288 + 128)
+    assert full_over_admission(load_model("Qwen3-8B"), policy, 32768) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_context_within_the_budget_is_admitted_whole():
+    policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 1024)
+    assert full_over_admission(load_model("Qwen3-8B"), policy, 1024) == pytest.approx(1 / (1 + 1 / 16 + 1 / 36))
+
+
+def test_published_admission_range_is_predicted_within_ten_percent():
+    result = reproduce(experiment(ADMISSION), {})
+    ratios = [row for row in result.rows if row.row.setting.startswith("full KV")]
+    assert [row.status for row in ratios] == ["met", "met"]
+    assert all(abs(row.error or 1) < 0.1 for row in ratios)
+
+
+def test_headline_rows_with_what_was_derived_from_which():
+    one = experiment("aime24-one-h100")
+    evaluation = Evaluation(one)
+    by_setting = {row.setting: row for row in one.rows}
+    errors = {}
+    for setting in ("dense vLLM", "OasisKV, fetch ratio 0.05", "OasisKV, nearly uncapped"):
+        value = evaluation.value(by_setting[setting])
+        assert value is not None
+        errors[setting] = value / by_setting[setting].published - 1
+    assert abs(errors["dense vLLM"]) < 0.02, "the context no longer is what the row gives: reproduce --derive"
+    assert abs(errors["OasisKV, nearly uncapped"]) < 0.02, "the churn no longer is what the row gives"
+    assert abs(errors["OasisKV, fetch ratio 0.05"]) < 0.10
+    assert by_setting["dense vLLM"].fitted
+    assert not by_setting["OasisKV, fetch ratio 0.05"].fitted
+    rows = {name: evaluation.point(name) for name in ("dense", "capped", "uncapped")}
+    assert len({row["workload.batch_size"] for row in rows.values()}) == 1
+    assert rows["dense"]["max_batch_size"] == rows["dense"]["workload.batch_size"]
+
+
+def test_a_figure_is_predicted_only_where_no_input_was_derived_from_it():
+    for one in published():
+        derived = {row.derives for row in one.rows if row.derives}
+        assert derived == {name for name, given in one.inputs.items() if given.origin == "derived"}
+        assert one.num_free_inputs == sum(given.origin in ("assumed", "derived") for given in one.inputs.values())
+
+
+def test_solve_finds_the_input_that_makes_a_row_true():
+    one = closed(published=9.0, solve="context")
+    found = solve(one, one.rows[0], "context")
+    assert found is not None
+    assert Evaluation(one, {"context": int(found)}).value(one.rows[0]) == pytest.approx(9.0, rel=0.005)
+
+
+def test_solve_says_when_no_value_will_do():
+    one = closed(published=12.0, solve="context")  # above 1 / (1/16 + 1/36) = 11.08, whatever the context
+    assert solve(one, one.rows[0], "context") is None
+
+
+def test_a_missed_row_names_what_it_would_need():
+    one = closed(published=9.0, solve="context")
+    (need,) = reproduce(one, {}).needs
+    assert (need.setting, need.input) == ("ratio", "context")
+    assert need.value == pytest.approx(94_000, rel=0.05)
+
+
+def test_effects_are_relative_changes_and_refused_values_say_why():
+    one = closed()
+    base = {"ratio": Evaluation(one).value(one.rows[0])}
+    less, more = effects(one, base, {})
+    assert (less.value, more.value) == (24576, 40960)
+    assert less.change < 0 < more.change
+    assert more.simulated == pytest.approx(base["ratio"] * (1 + more.change))
+    budget = {"key": "policy.kv_budget_tokens", "value": 2048, "origin": "assumed", "reason": "x", "vary": [2049]}
+    odd = validated(Experiment, {**CLOSED, "inputs": {**CLOSED["inputs"], "budget": budget}})
+    refused = list(effects(odd, base, {}))[-1]
+    assert (refused.simulated, refused.change) == (None, None)
+    assert "2049" in str(refused.problem)
+
+
+def test_another_setting_has_no_published_figure():
+    result = reproduce(experiment(ADMISSION), {"workload.context_tokens": 65536})
+    document = row_document(result.experiment, result.rows[0])
+    assert {"setting", "published", "simulated", "error", "fitted"} <= set(document)
+    assert document["published"] is None
+    assert document["error"] is None
+    assert document["simulated"] == result.rows[1].simulated, "both points are at the same context now"
+    assert predicted_met(result.rows) == (0, 0)
+
+
+def test_measured_decode_steps_are_rows_too():
+    rows = decode_step_rows()
+    assert len(rows) == 12
+    assert sum(row["status"] == "met" for row in rows) >= 11
+    for row in rows:
+        assert row["error"] == pytest.approx(row["simulated"] / row["published"] - 1)
+
+
+def test_profile_with_replaces_one_figure():
+    path = sources.profile_with("h100-sxm", {"link.gather_bytes_per_s": 5.1e10})
+    changed, shipped = load_hardware(path), load_hardware("h100-sxm")
+    assert changed.link.gather_bytes_per_s.value == 5.1e10
+    assert changed.link.gather_bytes_per_s.assumption
+    assert changed.link.h2d_bytes_per_s == shipped.link.h2d_bytes_per_s
+    assert changed.gpu == shipped.gpu
+    assert sources.profile_with("h100-sxm", {}) == "h100-sxm"
+    with pytest.raises(InputError, match=r"link\.gather_bytes_per_s"):
+        sources.profile_with("h100-sxm", {"link.gather_byte_per_s": 1.0})
+
+
+def test_recipe_trace_is_made_once_and_differs_by_churn(monkeypatch):
+    recipe = Recipe(name="qwen3-8b-published", layers=(0,), steps=8)
+    first = sources.recipe_trace(recipe, 0.2, "Qwen3-8B", 4096)
+    other = sources.recipe_trace(recipe, 0.3, "Qwen3-8B", 4096)
+    assert first != other
+    monkeypatch.setattr(sources.synthesis, "synthesise", lambda *_, **__: pytest.fail("made again"))
+    assert sources.recipe_trace(recipe, 0.2, "Qwen3-8B", 4096) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"simulated": None}, "either simulated or not_simulated"),
+        ({"not_simulated": "no text"}, "either simulated or not_simulated"),
+        ({"simulated": {"point": "q", "closed_form": "full_over_admission"}}, "unknown point 'q'"),
+        ({"simulated": {"point": "p"}}, "either column or closed_form"),
+        ({"derives": "context"}, "origin must be derived"),
+        ({"solve": "churn"}, "unknown input 'churn'"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        closed(**change)
+
+
+def test_row_is_fitted_by_derivation_or_construction():
+    plain = {"setting": "s", "published": 1.0, "unit": "u", "simulated": {"point": "p", "column": "recall"}}
+    assert not validated(Row, plain).fitted
+    assert validated(Row, {**plain, "derives": "churn"}).fitted
+    assert validated(Row, {**plain, "made_from": "the trace"}).fitted
