@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from oasis_sim.output import print_json
+from oasis_sim.settings import command_line_settings
 from simulator.catalog import load_hardware, load_model
-from simulator.experiment import parse_setting
+from simulator.experiment import experiment_keys
 from simulator.reproduce.report import Result, decode_step_rows, reproduce, row_document
 from simulator.reproduce.sensitivity import derive
 from simulator.reproduce.table import Experiment, published
@@ -48,11 +49,12 @@ def run(
 def _overrides(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """Keys that are given. Raises InputError for an unknown key or name, a key given twice and no positive count."""
     overrides = {key: value for key, value in given.items() if value is not None}
-    for assignment in assignments:
-        key, value = parse_setting(assignment)
-        if key in overrides:
-            raise InputError(f"{key} is given twice")
-        overrides[key] = value
+    for key, values in command_line_settings({}, assignments).items():
+        if key not in experiment_keys():
+            raise InputError(f"unknown key {key!r}: {suggest(key, experiment_keys())}")
+        if key in overrides or len(values) > 1:
+            raise InputError(f"{key} is given twice" if key in overrides else f"{key}: takes one value here")
+        overrides[key] = values[0]
     for key in ("workload.batch_size", "workload.context_tokens", "placement.tensor_parallel"):
         if key in overrides and (not isinstance(overrides[key], int) or overrides[key] < 1):
             raise InputError(f"{key}: must be a positive whole number, got {overrides[key]}")
