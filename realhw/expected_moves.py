@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,18 @@ class ExpectedMoves:
     runs: NDArray[np.int64]
     fetched_hash: list[list[str]]
     evicted_hash: list[list[str]]
+
+
+def mismatches(row: Mapping[str, Any], expected: ExpectedMoves) -> int:
+    """(step, layer) plans of a campaign's row whose ids, slots or counts differ from the rules'."""
+    pairs = (
+        (row["fetched"], expected.fetched.tolist()),
+        (row["evicted"], expected.evicted.tolist()),
+        (row["fetched_hash"], expected.fetched_hash),
+        (row["evicted_hash"], expected.evicted_hash),
+    )
+    wrong = [np.array([[a != b for a, b in zip(x, y, strict=True)] for x, y in zip(*p, strict=True)]) for p in pairs]
+    return int(np.logical_or.reduce(wrong).sum())
 
 
 HeadMoves = list[tuple[Int32, Int32, int, int]]

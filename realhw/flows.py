@@ -1,6 +1,6 @@
 """What a decode step runs: which blocks attention reads, who chooses them, and when missing ones are fetched.
 
-Missing blocks arrive by the zero-copy gather. Copy engines are timed by calibration, not run in the decode step.
+Missing blocks arrive by the zero-copy gather or by copy engines (`realhw.transfers`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 from realhw.geometry import ModelGeometry
 from realhw.kernels.gather.api import DEFAULT as GATHER
 from realhw.kernels.gather.api import GatherConfig
+from realhw.transfers import Transport
 from simulator.fetch_cap import allowed_blocks, exact_share
 from traces.errors import InputError
 
@@ -38,10 +39,14 @@ class Flow:
     draft_head: bool = False
     """Run an EAGLE-3 head before layer 0, `draft_rows` passes."""
     gather: GatherConfig = GATHER
+    transport: Transport = "gather"
+    """ce-batched: one submission of contiguous runs. ce-contiguous: the CPU packs, a kernel scatters into the slots."""
 
     def __post_init__(self) -> None:
         if self.kind != "lookahead" and (self.draft_rows or self.slack_blocks):
             raise InputError(f"flow {self.kind}: draft rows and slack slots belong to lookahead")
+        if not self.moves and self.transport != "gather":
+            raise InputError(f"flow {self.kind}: moves nothing, transport {self.transport} has no meaning")
         if self.draft_head and not self.draft_rows:
             raise InputError("flow: a draft head needs draft rows")
         if self.lookahead_k < 1 or self.num_kept < 1:
@@ -90,4 +95,14 @@ def footprint(g: ModelGeometry, flow: Flow, batch_size: int, context_tokens: int
     kv = g.num_layers * heads * (per_head * g.block_bytes(size) + metadata)
     draft = heads * blocks * g.block_bytes(size) if flow.draft_head else 0
     host = g.num_layers * heads * blocks * g.block_bytes(size) if flow.moves else 0
-    return Footprint(2 * weights + kv + draft, host)
+    staging = 0
+    if flow.transport == "ce-contiguous":
+        rings = (flow.distance + 1) * (g.num_layers if flow.distance else 1)
+        staging = rings * heads * max(flow.allowed(num_steps), default=0) * g.block_bytes(size)
+    return Footprint(2 * weights + kv + draft + staging, host)
+
+
+def largest_batch(g: ModelGeometry, flow: Flow, context_tokens: int, num_steps: int, have_bytes: int) -> int:
+    """Most requests whose run fits in `have_bytes` of HBM; 0 when the weights alone do not."""
+    one, two = (footprint(g, flow, b, context_tokens, num_steps).hbm_bytes for b in (1, 2))
+    return max(0, 1 + (have_bytes - one) // (two - one))

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from realhw.campaign import Point, trace_hash
-from realhw.expected_moves import ExpectedMoves, HeadMoves, expected_moves
+from realhw.decode_point import Point, trace_hash
+from realhw.expected_moves import ExpectedMoves, HeadMoves, expected_moves, mismatches
 from realhw.step_trace import StepTrace
 from realhw.validation_summary import summarise
 from simulator.catalog import load_hardware, load_model
@@ -59,18 +59,6 @@ def policy_of(point: Point) -> PolicySpec:
 def steady_steps(point: Point) -> slice:
     """Steps that means use: settled, and with plans still being issued."""
     return slice(WARM_UP_STEPS, point.num_steps - 1 - point.flow().distance)
-
-
-def mismatches(row: dict[str, Any], expected: ExpectedMoves) -> int:
-    """(step, layer) plans of a run whose ids, slots or counts differ from the rules'."""
-    pairs = (
-        (row["fetched"], expected.fetched.tolist()),
-        (row["evicted"], expected.evicted.tolist()),
-        (row["fetched_hash"], expected.fetched_hash),
-        (row["evicted_hash"], expected.evicted_hash),
-    )
-    wrong = [np.array([[a != b for a, b in zip(x, y, strict=True)] for x, y in zip(*p, strict=True)]) for p in pairs]
-    return int(np.logical_or.reduce(wrong).sum())
 
 
 def run_work(point: Point, trace: StepTrace, expected: ExpectedMoves | None, hardware: HardwareSpec) -> RunWork:
@@ -123,7 +111,7 @@ def predict(
 ) -> dict[str, Any]:
     """One validation row of a campaign row that ran."""
     point = Point(**row["point"])
-    trace = point.trace()
+    trace = point.step_trace()
     if trace_hash(trace) != row["trace"]:
         raise ValueError(f"point {row['key']}: the trace that the GPU ran cannot be made again here")
     expected = None

@@ -26,6 +26,7 @@ from realhw.kernels.topk.api import topk_blocks, topk_scratch, topk_table
 from realhw.kernels.writeback.api import write_back
 from realhw.schedule import Schedule
 from realhw.step_trace import Int32, StepTrace
+from realhw.transfers import CopyTransfers
 from realhw.weights import LayerWeights, ModelWeights
 from traces.errors import InputError
 
@@ -87,6 +88,7 @@ class DecodeRunner:
                     self._admitted[int(offset)] = ids
         self.layers = [self._make_layer(index) for index in range(g.num_layers)]
         self.moves = self._make_moves()
+        self._copies = None if flow.transport == "gather" else self._make_copies()
         self.schedule = Schedule(self.device)
         self._replay: Callable[[], None] | None = None
 
@@ -97,6 +99,10 @@ class DecodeRunner:
 
     def _int(self, values: Int32) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)).to(self.device)
+
+    @property
+    def _num_sms(self) -> int:
+        return torch.cuda.get_device_properties(0).multi_processor_count if self.device.type == "cuda" else 4
 
     def _make_lengths(self, kv_start: Int32) -> None:
         """Per step: KV length with the step's token, blocks that can be selected, tokens in the open block."""
@@ -125,10 +131,9 @@ class DecodeRunner:
         self._scores = self._empty(batch, g.num_kv_heads, self.max_blocks, dtype=torch.float32)
         self._topk_scratch = topk_scratch(batch, g.num_kv_heads, kept, self.device)
         self._ids = self._empty(batch, g.num_kv_heads, kept, dtype=torch.int32)
-        sms = torch.cuda.get_device_properties(0).multi_processor_count if self.device.type == "cuda" else 4
         tokens = self.max_blocks * flow.block_size_tokens
         read = tokens if flow.kind == "dense" else min(tokens, (kept + 1) * flow.block_size_tokens)
-        self._splits = choose_splits(heads, read, AttentionConfig().block_n, sms, flow.rows_per_request)
+        self._splits = choose_splits(heads, read, AttentionConfig().block_n, self._num_sms, flow.rows_per_request)
         self._attention_scratch = attention_scratch(batch, g.num_kv_heads, g.head_dim, self._splits, self.device)
         if flow.moves:
             self._shape = PlanShape(
@@ -141,7 +146,7 @@ class DecodeRunner:
         if flow.draft_head:
             self._draft_head = DraftHead(
                 self.weights, batch, self.max_blocks, flow.block_size_tokens, flow.draft_rows, self._fill,
-                self._generator, sms,
+                self._generator, self._num_sms,
             )  # fmt: skip
 
     def _make_layer(self, index: int) -> LayerState:
@@ -223,6 +228,14 @@ class DecodeRunner:
             moves.append([Moves(fetch[i], counters[i, 0], evict[i], counters[i, 1]) for i in range(layers)])
         return moves
 
+    def _make_copies(self) -> CopyTransfers:
+        assert self.host is not None
+        flow, heads = self.flow, self.batch_size * self.geometry.num_kv_heads
+        return CopyTransfers(
+            flow.transport, self.host, [layer.pool for layer in self.layers], heads, self.slots_per_head,
+            self.num_steps, flow.distance, heads * max(flow.allowed(self.num_steps)), self._num_sms,
+        )  # fmt: skip
+
     # -- one run ------------------------------------------------------------------------------------------------
 
     def prepare(self, mark_parts: bool = False) -> None:
@@ -244,6 +257,8 @@ class DecodeRunner:
         """State as before step 0; the contents of the pools stay."""
         if self.flow.moves:
             self._counters.zero_()
+        if self._copies is not None:
+            self._copies.reset()
         for layer in self.layers:
             if layer.slots is not None and layer.first_slots is not None:
                 layer.slots.copy_(layer.first_slots)
@@ -261,6 +276,10 @@ class DecodeRunner:
         if self.schedule.on_gpu:
             torch.cuda.synchronize()
         self._replay()
+        if self._copies is not None and self.schedule.on_gpu:
+            for t in range(self.num_steps - self.flow.distance):
+                for index in range(self.geometry.num_layers):
+                    self._copies.serve(t, index)
         return self.schedule.marks_s() if self.schedule.on_gpu else []
 
     def step_seconds(self, marks: list[tuple[str, float]]) -> list[float]:
@@ -316,7 +335,12 @@ class DecodeRunner:
         schedule.signal("C", ("ready", t, index))
         schedule.mark_part("append")
         if flow.kind == "on-demand":
-            self._transfer(layer, t, index)
+            # Only now: the plan may put a block into the slot that the append has just filled.
+            self._publish(t, index)
+        if self._copies is not None and t >= flow.distance:
+            self._copies.wait(t - flow.distance, index)
+        elif flow.kind == "on-demand":
+            self._gather(layer, t, index)
         elif flow.kind == "lookahead":
             schedule.wait("C", ("arrived", t - flow.lookahead_k, index))
         schedule.mark_part("wait")
@@ -339,11 +363,14 @@ class DecodeRunner:
             topk_blocks(self._scores, self.selectable[t], self._ids, self._topk_scratch)
             self._plan(layer, t, index)
             schedule.signal("B", ("planned", t, index))
+        if flow.transport != "gather":
+            self._publish(t, index)
+            return
         with schedule.on("H"):
             schedule.wait("H", ("planned", t, index))
             if flow.slack_blocks == 0:
                 schedule.wait("H", ("read", t, index))
-            self._transfer(layer, t, index)
+            self._gather(layer, t, index)
             schedule.signal("H", ("arrived", t, index))
 
     def _select(self, layer: LayerState, qkv: torch.Tensor, t: int, row: int) -> None:
@@ -363,7 +390,22 @@ class DecodeRunner:
             offset=t, layer=index, lookahead_k=flow.distance, num_steps=self.num_steps,
         )  # fmt: skip
 
-    def _transfer(self, layer: LayerState, t: int, index: int) -> None:
+    def _publish(self, t: int, index: int) -> None:
+        """Send a plan to the CPU, which enqueues its copies; nothing to do for a gather."""
+        flow, schedule = self.flow, self.schedule
+        if self._copies is None or t + flow.distance >= self.num_steps:
+            return
+        with schedule.on("H"):
+            schedule.wait("H", ("planned" if flow.distance else "ready", t, index))
+            if flow.distance and flow.slack_blocks == 0 and flow.transport != "ce-contiguous":
+                schedule.wait("H", ("read", t, index))  # packed blocks wait beside the slots, others land in them
+            self._copies.publish(t, index, self.moves[t][index])
+        if not schedule.on_gpu:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            self._copies.serve(t, index)
+
+    def _gather(self, layer: LayerState, t: int, index: int) -> None:
         assert self.host is not None
         moves = self.moves[t][index]
         gather_blocks(

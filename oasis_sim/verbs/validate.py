@@ -44,8 +44,9 @@ def validate(
 
 
 def _run_points(target: Path) -> Path:
-    from realhw.campaign import Campaign, default_points
+    from realhw.campaign import Campaign
     from realhw.device import require_gpu
+    from realhw.point_list import default_points
 
     require_gpu()
     runs = Campaign(target, host_gib=8)

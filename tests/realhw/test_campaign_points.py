@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realhw.campaign import Point, default_points, part_seconds, trace_hash
+from realhw.campaign import part_seconds
+from realhw.decode_point import Point, trace_hash
 from realhw.expected_moves import expected_moves
 from realhw.flows import footprint
 from realhw.geometry import geometry
+from realhw.point_list import CELLS, default_points, smoke_points
 from realhw.step_trace import StepTrace, synthetic_step_trace
 from traces.errors import InputError
 
@@ -25,7 +27,7 @@ def test_recorded_moves_of_the_gpu_equal_the_simulator_s_rules():
     row = next(r for r in recorded_rows() if r["point"]["batch_size"] == 1 and r["point"]["context_tokens"] == 4096
                and "fetched" in r)  # fmt: skip
     point = Point(**row["point"])
-    trace = point.trace()
+    trace = point.step_trace()
     assert trace_hash(trace) == row["trace"]
     expected = expected_moves(point.flow(), trace, point.num_steps)
     assert expected.fetched.tolist() == row["fetched"]
@@ -54,8 +56,10 @@ def test_default_points_are_distinct_and_mostly_fit_an_h200():
         if footprint(geometry(p.model), p.flow(), p.batch_size, p.context_tokens, p.num_steps).hbm_bytes < hbm_bytes
     ]  # fmt: skip
     assert 40 <= len(fit) < len(points)
-    cells = {(p.batch_size, p.context_tokens) for p in points}
-    assert all(len([p for p in points if (p.batch_size, p.context_tokens) == cell]) >= 6 for cell in cells)
+    assert all(len([p for p in points if (p.batch_size, p.context_tokens) == cell]) >= 6 for cell in CELLS)
+    for name in ("transport", "model", "trace", "block_size_tokens", "lookahead_k", "aliased", "repeat"):
+        assert len({getattr(p, name) for p in points}) >= 2, name
+    assert {p.transport for p in smoke_points()} == {"gather", "ce-batched", "ce-contiguous"}
 
 
 def test_parts_end_at_their_marks():

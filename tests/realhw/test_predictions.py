@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from realhw.campaign import Point
-from realhw.expected_moves import expected_moves
-from realhw.predictions import mismatches, policy_of, predict, steady_steps
+from realhw.decode_point import Point
+from realhw.expected_moves import expected_moves, mismatches
+from realhw.predictions import policy_of, predict, steady_steps
 from simulator.catalog import load_hardware
 
 RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
@@ -48,7 +48,7 @@ def test_a_small_run_with_transfers_moves_what_the_rules_say_and_takes_about_as_
 def test_a_moved_block_that_differs_is_counted():
     row = row_of("prefetch-previous", 1, 4096)
     point = Point(**row["point"])
-    expected = expected_moves(point.flow(), point.trace(), point.num_steps)
+    expected = expected_moves(point.flow(), point.step_trace(), point.num_steps)
     assert mismatches(row, expected) == 0
     row["fetched_hash"][3][5] = "0" * 16
     row["evicted"][7][0] += 1

@@ -130,7 +130,17 @@ FLOWS = {
     "previous": (Flow("lookahead", 5, block_size_tokens=SIZE, fetch_cap=0.4, gather=GATHER), 1),
     "draft": (Flow("lookahead", 5, 2, SIZE, 0.4, draft_rows=1, gather=GATHER), 0),
     "draft two ahead": (Flow("lookahead", 6, 4, SIZE, 0.5, lookahead_k=2, draft_rows=2, gather=GATHER), 0),
-}
+    "on-demand, batched copies": (Flow("on-demand", 5, block_size_tokens=SIZE, transport="ce-batched"), 0),
+    "on-demand, packed": (Flow("on-demand", 5, block_size_tokens=SIZE, transport="ce-contiguous"), 0),
+    "previous, batched copies": (
+        Flow("lookahead", 5, block_size_tokens=SIZE, fetch_cap=0.4, transport="ce-batched"), 1,
+    ),
+    "previous, packed": (Flow("lookahead", 5, block_size_tokens=SIZE, fetch_cap=0.4, transport="ce-contiguous"), 1),
+    "draft, batched copies": (Flow("lookahead", 5, 2, SIZE, 0.4, draft_rows=1, transport="ce-batched"), 0),
+    "draft two ahead, packed": (
+        Flow("lookahead", 6, 4, SIZE, 0.5, lookahead_k=2, draft_rows=2, transport="ce-contiguous"), 0,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu if "two" in name else ()) for name in FLOWS])
@@ -159,13 +169,54 @@ def test_attention_reads_what_the_plans_brought_and_nothing_stale(name, weights,
     assert total >= 2
 
 
-@pytest.mark.parametrize("kind", ["dense", "quest", "on-demand", "lookahead"])
-def test_a_budget_beyond_the_context_gives_dense_attention(kind, weights, host):
+BEYOND = [(kind, "gather") for kind in ("dense", "quest", "on-demand", "lookahead")] + [
+    (kind, transport) for kind in ("on-demand", "lookahead") for transport in ("ce-batched", "ce-contiguous")
+]
+
+
+@pytest.mark.parametrize(("kind", "transport"), BEYOND)
+def test_a_budget_beyond_the_context_gives_dense_attention(kind, transport, weights, host):
     trace = make_trace(shift=1 if kind == "lookahead" else 0, num_ranked=15)
-    flow = Flow(kind, 17, block_size_tokens=SIZE, gather=GATHER)
+    flow = Flow(kind, 17, block_size_tokens=SIZE, gather=GATHER, transport=transport)
     runner = run(weights, flow, trace, host, num_steps=2)
     truth = plain_decode(weights, trace, host, 2, runner._hidden, None)
     assert relative(runner.logits, truth) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transport", ["gather", "ce-batched", "ce-contiguous"])
+@pytest.mark.parametrize("kind", ["on-demand", "lookahead"])
+def test_bf16_heads_of_128_equal_dense_on_a_gpu(kind, transport, device):
+    """A model's head and block size; the whole KV fits the budget, so what dense reads is what arrives."""
+    g = ModelGeometry("small", 4, 512, 8, 2, 128, 1024, 1000)
+    weights = random_weights(g, device)
+    host = torch.randn(3, g.num_layers, g.num_kv_heads, 24, 2, 16, g.head_dim).bfloat16().pin_memory()
+    trace = synthetic_step_trace(12, g.num_layers, g.num_kv_heads, 18, 310, 16, np.arange(3), seed=2)
+    logits = []
+    for flow in (Flow("dense"), Flow(kind, 24, transport=transport)):
+        runner = run(weights, flow, trace, host, num_steps=8)
+        logits.append(runner.logits.double().cpu())
+    assert relative(*logits) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transport", ["ce-batched", "ce-contiguous"])
+@pytest.mark.parametrize("kind", ["on-demand", "lookahead"])
+def test_copies_bring_what_a_gather_brings_on_a_gpu(kind, transport, device):
+    """Few slots, many steps, several replays of the graph: logits and moves equal the gather's."""
+    g = ModelGeometry("small", 4, 512, 8, 2, 128, 1024, 1000)
+    weights = random_weights(g, device)
+    host = torch.randn(3, g.num_layers, g.num_kv_heads, 40, 2, 16, g.head_dim).bfloat16().pin_memory()
+    trace = synthetic_step_trace(26, g.num_layers, g.num_kv_heads, 12, 600, 16, np.arange(3), churn=0.5, seed=2)
+    found = []
+    for flow in (Flow(kind, 12), Flow(kind, 12, transport=transport)):
+        runner = run(weights, flow, trace, host, num_steps=20)
+        runner.run()
+        moved = [sorted(map(tuple, fetched.tolist())) for t in range(20) for fetched, _ in runner.moved(t)]
+        found.append((runner.logits.double().cpu(), moved))
+    assert found[0][1] == found[1][1]
+    assert sum(map(len, found[0][1])) > 1000
+    assert relative(found[1][0], found[0][0]) < 1e-2
 
 
 def test_quest_reads_the_blocks_with_the_best_scores(weights, host):

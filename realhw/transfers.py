@@ -1,0 +1,196 @@
+"""Fetches by the copy engines beside a decode graph: the CPU learns each plan, then enqueues its copies.
+
+The graph copies a layer's plan to pinned memory; the CPU sees it, enqueues the blocks on a stream of its own and a flag
+behind them; attention waits for the flag. So the way of the plan to the CPU is paid layer by layer, across steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
+from realhw.device import new_event, new_stream
+from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.kernels.plan.api import Moves
+from realhw.kernels.wait.api import wait_flag
+from traces.errors import EnvironmentMissing
+
+UInt64 = NDArray[np.uint64]
+Transport = Literal["gather", "ce-batched", "ce-contiguous"]
+
+CHUNK_BYTES = 4 << 20
+"""The CPU packs the next chunk while the engine copies the one before; smaller ones pay more submissions."""
+NUM_CHUNKS = 8
+DEADLINE_S = 60.0
+"""A plan that has not reached the CPU by then never will: the GPU has failed."""
+NOT_YET = -1
+
+
+class Copies(Protocol):
+    """What enqueues copies by address: `CopyEngine`, or memory moves on a CPU."""
+
+    def copy(self, target: int, source: int, num_bytes: int, kind: int, stream: int) -> None: ...
+    def copy_batch(self, targets: UInt64, sources: UInt64, sizes: UInt64, stream: int) -> None: ...
+
+
+class MemoryCopies:
+    """Moves memory at once: the copy engine's stand-in on a CPU."""
+
+    def copy(self, target: int, source: int, num_bytes: int, kind: int, stream: int) -> None:
+        ctypes.memmove(target, source, num_bytes)
+
+    def copy_batch(self, targets: UInt64, sources: UInt64, sizes: UInt64, stream: int) -> None:
+        for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            ctypes.memmove(target, source, size)
+
+
+def contiguous_runs(entries: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows in (head, block) order and the starts of runs contiguous in block and slot.
+
+    entries int32 [n, 3]: head, block, slot. Returns order int64 [n] and starts int64 [runs], indices into it.
+    """
+    order = np.argsort((entries[:, 0].astype(np.int64) << 32) | entries[:, 1], kind="stable")
+    step = np.diff(entries[order], axis=0)
+    breaks = (step[:, 0] != 0) | (step[:, 1] != 1) | (step[:, 2] != 1)
+    return order, np.concatenate([np.zeros(min(1, len(order)), dtype=np.int64), np.flatnonzero(breaks) + 1])
+
+
+class CopyTransfers:
+    """Fetches of one decode run by the copy engines.
+
+    host [A, L, H, n, 2, P, d], pools[layer] [B*H*slots, 2, P, d]; plans of `distance` steps ahead, at most
+    `max_blocks` blocks each.
+    """
+
+    def __init__(
+        self, transport: Transport, host: torch.Tensor, pools: Sequence[torch.Tensor], num_heads: int,
+        slots_per_head: int, num_steps: int, distance: int, max_blocks: int, num_sms: int,
+    ) -> None:  # fmt: skip
+        device = pools[0].device
+        self._on_gpu, num_layers = device.type == "cuda", len(pools)
+        self._packs = transport == "ce-contiguous"
+        self._pools, self._slots_per_head, self._ring = pools, slots_per_head, distance + 1
+        self._engine: Copies = CopyEngine() if self._on_gpu else MemoryCopies()
+        self._stream = new_stream() if self._on_gpu else None
+        pin = self._on_gpu
+        self._lists = torch.empty(self._ring, num_layers, max_blocks + 1, 3, dtype=torch.int32, pin_memory=pin)
+        self._counts = torch.empty(num_steps, num_layers, 1, dtype=torch.int32, pin_memory=pin)
+        self._one = torch.ones(1, dtype=torch.int32, pin_memory=pin)
+        self._seen, self._seen_lists = self._counts.numpy(), self._lists.numpy()
+        self._flags = torch.zeros(num_steps, num_layers, 1, dtype=torch.int32, device=device)
+        self._block_bytes = pools[0][0].numel() * pools[0].element_size()
+        self._host = host
+        head = np.arange(num_heads)
+        requests, layers, kv_heads, blocks = host.shape[:4]
+        self._first_block = ((head // kv_heads % requests) * layers * kv_heads + head % kv_heads) * blocks
+        self._layer_blocks = kv_heads * blocks
+        if self._packs:
+            self._make_staging(pools[0], num_layers if distance else 1, max_blocks, num_sms)
+        self.reset()
+
+    def _make_staging(self, pool: torch.Tensor, num_layers: int, max_blocks: int, num_sms: int) -> None:
+        """Packed blocks in HBM until their attention, and the chunks that the CPU packs into."""
+        shape = (self._ring, num_layers, 1, 1, 1, max_blocks, *pool.shape[1:])
+        self._staging = torch.empty(shape, dtype=pool.dtype, device=pool.device)
+        self._arrivals = torch.zeros(self._ring, len(self._pools), max_blocks + 1, 3, dtype=torch.int32)
+        self._arrivals[..., 1] = torch.arange(max_blocks + 1, dtype=torch.int32)
+        self._arrivals = self._arrivals.to(pool.device)
+        self._moves: dict[tuple[int, int], Moves] = {}
+        words = self._block_bytes // 8
+        self._host_words = self._host.view(-1).view(torch.int64).view(-1, words)
+        self._chunk_blocks = max(1, CHUNK_BYTES // self._block_bytes)
+        self._chunks = torch.empty(NUM_CHUNKS, self._chunk_blocks, words, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._chunk_free = [new_event() for _ in range(NUM_CHUNKS)] if self._on_gpu else []
+        self._next_chunk = 0
+        self._scatter = GatherConfig(num_ctas=4 * num_sms, unroll=1, num_warps=4)
+
+    def reset(self) -> None:
+        """Nothing published, nothing arrived."""
+        self._counts.fill_(NOT_YET)
+        self._flags.zero_()
+
+    # -- in the graph -------------------------------------------------------------------------------------------
+
+    def publish(self, t: int, layer: int, moves: Moves) -> None:
+        """Send a plan to the CPU: its list, then the count that tells that the list is there."""
+        room = len(moves.fetch)
+        self._lists[t % self._ring, layer, :room].copy_(moves.fetch, non_blocking=True)
+        self._counts[t, layer].copy_(moves.fetch_count, non_blocking=True)
+        if self._packs:
+            self._arrivals[t % self._ring, layer, :room, 0::2].copy_(moves.fetch[:, 0::2])
+            self._moves[t, layer] = moves
+
+    def wait(self, t: int, layer: int) -> None:
+        """Hold the stream until the blocks of plan (t, layer) are in their slots, scattering packed ones."""
+        wait_flag(self._flags[t, layer])
+        if self._packs:
+            ring = t % self._ring
+            gather_blocks(
+                self._staged(t, layer), self._pools[layer], self._arrivals[ring, layer],
+                self._moves[t, layer].fetch_count, 0, self._slots_per_head, self._scatter,
+            )  # fmt: skip
+
+    def _staged(self, t: int, layer: int) -> torch.Tensor:
+        return self._staging[t % self._ring, layer % self._staging.shape[1]]
+
+    # -- on the CPU ---------------------------------------------------------------------------------------------
+
+    def serve(self, t: int, layer: int) -> None:
+        """Wait until plan (t, layer) is known here, then enqueue its copies and the flag behind them.
+
+        Raises EnvironmentMissing when no plan comes.
+        """
+        count = self._await(t, layer)
+        stream = self._stream.cuda_stream if self._stream is not None else 0
+        if count:
+            entries = self._seen_lists[t % self._ring, layer, :count]
+            if self._packs:
+                self._enqueue_packed(t, layer, entries, stream)
+            else:
+                self._enqueue_runs(layer, entries, stream)
+        self._engine.copy(self._flags[t, layer].data_ptr(), self._one.data_ptr(), 4, HOST_TO_DEVICE, stream)
+
+    def _await(self, t: int, layer: int) -> int:
+        seen, deadline = self._seen[t, layer], time.perf_counter() + DEADLINE_S
+        while seen[0] == NOT_YET:
+            if time.perf_counter() > deadline:
+                self._flags.fill_(1)  # the graph waits for flags: let it end
+                raise EnvironmentMissing(f"copy engine: no plan of step {t}, layer {layer} after {DEADLINE_S:.0f} s")
+        return int(seen[0])
+
+    def _blocks(self, layer: int, entries: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where each entry's block lies in the host KV, in blocks."""
+        return self._first_block[entries[:, 0]] + layer * self._layer_blocks + entries[:, 1]
+
+    def _enqueue_runs(self, layer: int, entries: NDArray[np.int32], stream: int) -> None:
+        """One batched submission of maximal contiguous runs."""
+        order, starts = contiguous_runs(entries)
+        first = entries[order[starts]]
+        size = self._block_bytes
+        slots = first[:, 0].astype(np.int64) * self._slots_per_head + first[:, 2]
+        targets = (self._pools[layer].data_ptr() + slots * size).astype(np.uint64)
+        sources = (self._host.data_ptr() + self._blocks(layer, first) * size).astype(np.uint64)
+        lengths = np.diff(np.append(starts, len(entries))) * size
+        self._engine.copy_batch(targets, sources, lengths.astype(np.uint64), stream)
+
+    def _enqueue_packed(self, t: int, layer: int, entries: NDArray[np.int32], stream: int) -> None:
+        """Pack chunk after chunk, each copied while the next is packed."""
+        blocks = torch.from_numpy(self._blocks(layer, entries))
+        target, size = self._staged(t, layer).data_ptr(), self._block_bytes
+        for start in range(0, len(blocks), self._chunk_blocks):
+            ids = blocks[start : start + self._chunk_blocks]
+            chunk = self._chunks[self._next_chunk]
+            if self._chunk_free:
+                self._chunk_free[self._next_chunk].synchronize()
+            torch.index_select(self._host_words, 0, ids, out=chunk[: len(ids)])
+            self._engine.copy(target + start * size, chunk.data_ptr(), len(ids) * size, HOST_TO_DEVICE, stream)
+            if self._chunk_free:
+                self._chunk_free[self._next_chunk].record(self._stream)
+            self._next_chunk = (self._next_chunk + 1) % NUM_CHUNKS
