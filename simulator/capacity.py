@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.cost import drafts, eagle3_head_bytes
+from simulator.cost import drafts, eagle3_head_bytes, scored_bytes
+from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import EngineSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from traces.errors import CapacityError
 
-KV_BYTES_PER_ELEMENT = {"bf16": 2, "fp8": 1, "int8": 1}
 PREFILL_CHUNK_TOKENS = 2048
 """Tokens of a prefill chunk whose activations HBM holds. Source: vLLM's default max_num_batched_tokens (2,048)."""
+STATISTICS_BYTES_PER_BLOCK = 8
+"""What a selector that reads attention keeps of a resident block: a mass and a count, four bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,17 @@ def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
     return model.working_set_bytes(slots, policy.block_size_tokens, element) + windows
 
 
+def selection_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, num_blocks: int) -> int:
+    """What one request's selection keeps beside the KV: compressed keys, or statistics of resident blocks."""
+    reads = "nothing" if policy.selector == "all" else SELECTORS[policy.selector].reads
+    if reads == "keys":
+        return round(scored_bytes(model, policy, num_blocks))
+    if reads == "attention":
+        heads = model.num_full_attention_layers * model.num_kv_heads
+        return heads * (slots_per_head(policy) + 1) * STATISTICS_BYTES_PER_BLOCK
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class RequestBytes:
     """What one request holds at a KV length, per GPU."""
@@ -76,6 +89,7 @@ class RequestBytes:
     kv: int
     """In HBM: the whole KV, or K + slack slots and the open block."""
     compressed_keys: int
+    """Or, for a selector that reads attention, statistics of resident blocks."""
     draft_kv: int
     """The draft head's own layer, whole context."""
     logits: int
@@ -89,16 +103,13 @@ class RequestBytes:
 
 def request_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> RequestBytes:
     num_blocks = -(-kv_len // policy.block_size_tokens)
-    keys = 0.0
-    if policy.selector != "all":
-        keys = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
     has_head = drafts(policy) and policy.draft_head == "eagle3"
     host = 0
-    if policy.residency != "everything":
+    if policy.offloads:
         host = model.working_set_bytes(num_blocks, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
     return RequestBytes(
         kv=kv_bytes_in_hbm(model, policy, kv_len),
-        compressed_keys=round(keys),
+        compressed_keys=selection_bytes_in_hbm(model, policy, num_blocks),
         draft_kv=model.kv_bytes_per_token_per_layer(2) * kv_len if has_head else 0,
         logits=4 * model.num_logits,  # fp32
         host_kv=host,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator import kernel_tables
+from simulator.selectors.table import SELECTORS
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from simulator.timed_kernels import timed_gemm_s, timed_kernel_s
 
 NGRAM_LOOKUP_S = 20e-6
@@ -83,14 +84,50 @@ def attention_s(
     return kernels.attention_t0_s.value + switch_s(hardware) + max(moved_s, compute_s)
 
 
+def ranked_blocks(policy: PolicySpec, num_blocks: int) -> int:
+    """Blocks per KV head that a step ranks: all of the context, or the resident ones where the others are gone."""
+    if policy.residency != "drop" or policy.kv_budget_tokens is None:
+        return num_blocks
+    return min(num_blocks, policy.kv_budget_tokens // policy.block_size_tokens + 1)
+
+
+def scored_bytes(model: ModelSpec, policy: PolicySpec, num_blocks: int) -> float:
+    """What ranking a step's blocks reads, per request and over all layers.
+
+    Compressed keys: L H n v d s_m. A selector that reads attention has its weights from one more pass over the
+    resident keys, L H n P d s: fused attention kernels do not write weights. An assumption.
+    """
+    reads = "nothing" if policy.selector == "all" else SELECTORS[policy.selector].reads
+    if reads == "nothing":
+        return 0.0
+    ranked = ranked_blocks(policy, num_blocks)
+    if reads == "keys":
+        return model.metadata_bytes(ranked, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+    return model.metadata_bytes(ranked, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+
+
+def selection_s(
+    hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int, num_slots: int
+) -> tuple[float, float, float]:
+    """(scoring, top-K, plan) of one layer; nothing where positions alone decide, no plan where everything stays."""
+    if SELECTORS[policy.selector].reads == "nothing":
+        return 0.0, 0.0, 0.0
+    ranked = ranked_blocks(policy, num_blocks)
+    return (
+        score_s(hardware, model, policy, batch_size, ranked),
+        topk_s(hardware, model, policy, batch_size, ranked),
+        0.0 if policy.residency == "everything" else plan_s(hardware, model, batch_size, num_slots),
+    )
+
+
 def score_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
-    """Score a layer's compressed keys, read once for all rows: B H n v d s_m bytes."""
+    """Score a layer's compressed keys (or resident keys, `scored_bytes`), read once for all rows."""
     plain = (policy.metadata_vectors_per_block, policy.metadata_bytes_per_element) == (2, 2.0)
+    plain = plain and SELECTORS[policy.selector].reads == "keys"
     timed = _timed_s(hardware, model, "score", batch_size, num_blocks) if plain else None
     if timed is not None:
         return timed
-    per_request = model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
-    num_bytes = batch_size * per_request / model.num_full_attention_layers
+    num_bytes = batch_size * scored_bytes(model, policy, num_blocks) / model.num_full_attention_layers
     moved_s = num_bytes / hardware.kernels.score_bytes_per_s.value
     return hardware.kernels.score_t0_s.value + switch_s(hardware) + moved_s
 

@@ -70,7 +70,7 @@ class Demand:
     lookahead_k: int
     """Steps from a plan to its attention; 0: on demand."""
     admission_blocks: int
-    """Blocks resident at step 0 that came over the link, over all layers and heads."""
+    """Blocks that must be in HBM before step 0, over all layers and heads; 0 where everything is."""
     steady_start: int
     steady_stop: int
     """Rows [start, stop) that means use and long runs repeat: both the plan and its attention lie in the trace."""

@@ -16,8 +16,9 @@ from simulator.catalog import load_hardware, load_model
 from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
 from simulator.parallel import gpus_in_use, shard
-from simulator.predictors import SELECTOR_RANKING, is_draft
+from simulator.predictors import is_draft
 from simulator.replay_settings import resolve_settings
+from simulator.selectors.table import SELECTORS
 from simulator.specs.base import Spec
 from simulator.specs.experiment import ExperimentSpec, MappingSpec
 from simulator.specs.hardware import HardwareSpec
@@ -238,7 +239,8 @@ def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
     size, k = policy.block_size_tokens, policy.lookahead_k
     recorded = group.rankings(size)
     where = f"trace group {group.name!r}, {size} tokens a block"
-    if SELECTOR_RANKING[policy.selector] not in recorded:
+    ranking = SELECTORS[policy.selector].ranking
+    if ranking is not None and ranking not in recorded:
         raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")
     if policy.predictor != "draft":
         return

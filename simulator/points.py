@@ -15,6 +15,7 @@ from simulator.experiment import ResolvedExperiment, resolve
 from simulator.metrics import COLUMNS, PARAMETERS
 from simulator.parallel import rank_mappings
 from simulator.replay import REPLAY_VERSION, replay
+from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import ExperimentSpec
 from simulator.systems import resolve_policy
 from traces.errors import CapacityError, InputError
@@ -219,16 +220,23 @@ def parameters(point: ResolvedExperiment) -> Row:
 
 
 def reference_recall(experiment: ExperimentSpec) -> float:
-    """Recall of uncapped on-demand retrieval at the same budget and block size: the default threshold's base."""
+    """Recall of uncapped on-demand retrieval at the same budget and block size: the default threshold's base.
+
+    By min/max scores where the point's selector ranks without a query, and by what the trace ranks where the budget
+    goes beyond.
+    """
     point = resolve(experiment)
     if point.policy.selector == "all":
         return 1.0
+    size = point.policy.block_size_tokens
+    ranked_tokens = point.group.max_ranked_blocks(size) * size
+    keeps = SELECTORS[point.policy.selector].keeps
     policy = resolve_policy(
         "retrieval",
         {
-            "selector": point.policy.selector,
-            "kv_budget_tokens": point.policy.kv_budget_tokens,
-            "block_size_tokens": point.policy.block_size_tokens,
+            "selector": "minmax" if keeps else point.policy.selector,
+            "kv_budget_tokens": min(point.policy.kv_budget_tokens or 0, ranked_tokens),
+            "block_size_tokens": size,
         },
         point.context_tokens,
     )

@@ -8,12 +8,11 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.specs.policy import PolicySpec
+from simulator.replay_settings import ReplaySettings
+from simulator.selectors.kept import kept_ranking
+from simulator.selectors.table import SELECTORS
 from traces.errors import InputError
 from traces.group import TraceGroup
-
-SELECTOR_RANKING = {"minmax": "true", "exact": "exact"}
-"""Ranking that a selector's real query gives; `all` needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +37,25 @@ def recorded_ranking(group: TraceGroup, name: str, block_size_tokens: int, reaso
     return group.ranking(name, block_size_tokens)
 
 
-def selector_ranking(group: TraceGroup, policy: PolicySpec) -> NDArray[np.int32]:
-    """The real query's ranking per step, int32 [S, L, H, M]."""
-    name = SELECTOR_RANKING[policy.selector]
-    return recorded_ranking(group, name, policy.block_size_tokens, f"selector {policy.selector!r}")
+def selector_ranking(group: TraceGroup, settings: ReplaySettings, num_blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The selector's ranking per step, int32 [S, L, H, M]. num_blocks: int32 [S], the open block included."""
+    if settings.keeping is not None:
+        return kept_ranking(group, settings.keeping, num_blocks)
+    name = SELECTORS[settings.selector].ranking
+    assert name is not None
+    return recorded_ranking(group, name, settings.block_size_tokens, f"selector {settings.selector!r}")
 
 
-def draft_ranking(group: TraceGroup, policy: PolicySpec, distance: int) -> NDArray[np.int32]:
+def draft_ranking(group: TraceGroup, settings: ReplaySettings, distance: int) -> NDArray[np.int32]:
     """What a draft token `distance` steps ahead predicted. Raises InputError beyond the recorded distances."""
-    recorded = sorted(int(name[5:]) for name in group.rankings(policy.block_size_tokens) if is_draft(name))
+    size = settings.block_size_tokens
+    recorded = sorted(int(name[5:]) for name in group.rankings(size) if is_draft(name))
     if distance not in recorded:
         raise InputError(
-            f"lookahead_k {policy.lookahead_k} needs drafts {distance} steps ahead; trace group {group.name!r} records "
-            f"distances {', '.join(map(str, recorded)) or 'none'} at {policy.block_size_tokens} tokens a block"
+            f"lookahead_k {settings.lookahead_k} needs drafts {distance} steps ahead; trace group {group.name!r} "
+            f"records distances {', '.join(map(str, recorded)) or 'none'} at {size} tokens a block"
         )
-    return group.ranking(f"draft{distance}", policy.block_size_tokens)
+    return group.ranking(f"draft{distance}", size)
 
 
 def is_draft(name: str) -> bool:
@@ -60,27 +63,30 @@ def is_draft(name: str) -> bool:
 
 
 def predicted_ranking(
-    group: TraceGroup, policy: PolicySpec, num_blocks: NDArray[np.int32], num_kept: int, seed: int
+    group: TraceGroup,
+    settings: ReplaySettings,
+    num_blocks: NDArray[np.int32],
+    true_ids: NDArray[np.int32],
+    seed: int,
 ) -> PredictedRanking:
-    """The policy's predictor as rows of a ranking.
+    """The predictor as rows of a ranking.
 
-    num_blocks: int32 [S], blocks per step, the open one included. num_kept: K, all that `random` ranks.
+    num_blocks: int32 [S], blocks per step, the open one included. true_ids: the selector's ranking.
     """
-    k = policy.lookahead_k
-    if policy.predictor == "current":
-        return PredictedRanking(selector_ranking(group, policy), 0)
-    if policy.predictor == "previous":
-        return PredictedRanking(selector_ranking(group, policy), k)
-    if policy.predictor == "oracle":
-        return PredictedRanking(selector_ranking(group, policy), 0)
-    if policy.predictor == "random":
-        layers = group.layers(policy.block_size_tokens)
-        return PredictedRanking(random_ranking(layers, group.num_kv_heads, num_blocks, num_kept, k, seed), 0)
-    if policy.lookahead_mode == "union":
-        drafts = [draft_ranking(group, policy, distance) for distance in range(1, k + 1)]
+    k = settings.lookahead_k
+    if settings.predictor in ("current", "oracle"):
+        return PredictedRanking(true_ids, 0)
+    if settings.predictor == "previous":
+        return PredictedRanking(true_ids, k)
+    if settings.predictor == "random":
+        layers = group.layers(settings.block_size_tokens)
+        ids = random_ranking(layers, group.num_kv_heads, num_blocks, settings.num_kept, k, seed)
+        return PredictedRanking(ids, 0)
+    if settings.lookahead_mode == "union":
+        drafts = [draft_ranking(group, settings, distance) for distance in range(1, k + 1)]
         return PredictedRanking(interleave(drafts, k), 0)
-    near = draft_ranking(group, policy, 1) if policy.lookahead_mode == "refine" else None
-    return PredictedRanking(draft_ranking(group, policy, k), 0, near)
+    near = draft_ranking(group, settings, 1) if settings.lookahead_mode == "refine" else None
+    return PredictedRanking(draft_ranking(group, settings, k), 0, near)
 
 
 def random_ranking(

@@ -18,6 +18,7 @@ from simulator.fetch_cap import allowed_blocks
 from simulator.mapping import Mapping
 from simulator.predictors import PredictedRanking, predicted_ranking, selector_ranking
 from simulator.replay_settings import ReplaySettings, blocks_per_step, resolve_settings
+from simulator.selectors.table import SELECTORS
 from simulator.specs.policy import PolicySpec
 from traces.errors import TraceError
 from traces.group import TraceGroup
@@ -84,7 +85,7 @@ def replay(
         arrays, meta = cached
         values: dict[str, Any] = {**arrays, **meta}
         return Demand(**values)
-    demand = _replay(group, policy, settings, mapping, seed, per_head)
+    demand = _replay(group, settings, mapping, seed, per_head)
     if use_cache:
         values = {field.name: getattr(demand, field.name) for field in fields(Demand) if field.name != "per_head"}
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
@@ -92,19 +93,15 @@ def replay(
     return demand
 
 
-def _replay(
-    group: TraceGroup, policy: PolicySpec, settings: ReplaySettings, mapping: Mapping, seed: int, per_head: bool
-) -> Demand:
+def _replay(group: TraceGroup, settings: ReplaySettings, mapping: Mapping, seed: int, per_head: bool) -> Demand:
     num_blocks = blocks_per_step(group, settings.block_size_tokens)
     if settings.selector == "all":
         arrays = _read_everything(num_blocks, len(mapping.layer_of), len(mapping.head_of))
         admission = 0
     else:
         heads = replayed_heads(mapping, settings.fetch_cap_scope)
-        if settings.residency == "everything":
-            policy = policy.model_copy(update={"predictor": "current"})
-        predicted = predicted_ranking(group, policy, num_blocks, settings.num_kept, seed)
-        true_ids = selector_ranking(group, policy)
+        true_ids = selector_ranking(group, settings, num_blocks)
+        predicted = predicted_ranking(group, settings, num_blocks, true_ids, seed)
         mass = group.mass(settings.block_size_tokens)
         out = run_kernel(settings, num_blocks, true_ids, predicted, mass.levels, heads)
         _require_full_rankings(group, settings, num_blocks, out, heads)
@@ -210,7 +207,7 @@ def _require_full_rankings(
         found = int(out.counts[0, g, step] + out.counts[1, g, step])
         raise TraceError(
             group.name,
-            f"{'true' if settings.selector == 'minmax' else settings.selector} at {settings.block_size_tokens} tokens",
+            f"{SELECTORS[settings.selector].ranking or settings.selector} at {settings.block_size_tokens} tokens",
             f"ranks {found} selectable blocks, {int(need[step])} are needed",
             (step, int(heads.layer[g]), int(heads.head[g])),
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.fetch_cap import default_slack_blocks, exact_share
 from simulator.mapping import require_block_size
+from simulator.selectors.kept import Keeping
+from simulator.selectors.table import SELECTORS
 from simulator.specs.policy import PolicySpec
 from traces.errors import InputError, TraceError
 from traces.group import TraceGroup
@@ -33,6 +36,8 @@ class ReplaySettings:
     fetch_cap: str = "1"
     """Exact fraction."""
     fetch_cap_scope: str = "head"
+    keeping: Keeping | None = None
+    """Of a selector that ranks without a query."""
     steady_start: int = 1
     steady_stop: int = 1
 
@@ -67,6 +72,19 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
         _require_steps(num_steps, 0)
         return ReplaySettings(block_size, "all", "everything", num_blocks, num_blocks, steady_stop=num_steps)
     num_kept = _num_kept(group, policy)
+    if policy.residency == "drop":
+        # Nothing is ever fetched; what ranks lowest after a step's attention leaves room for the block that fills next.
+        _require_steps(num_steps, 1)
+        return ReplaySettings(
+            block_size, policy.selector, "slots", num_kept, num_kept,
+            predictor="previous", lookahead_k=1, eviction="lowest-score", fetch_cap="0",
+            keeping=_keeping(group, policy, num_kept), steady_stop=num_steps - 1,
+        )  # fmt: skip
+    if SELECTORS[policy.selector].keeps:
+        raise InputError(
+            f"policy.selector {policy.selector!r} ranks without the step's query: residency must be drop, "
+            f"is {policy.residency!r}"
+        )
     if policy.residency == "everything":
         _require_steps(num_steps, 0)
         return ReplaySettings(
@@ -94,8 +112,25 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
     )
 
 
+def _keeping(group: TraceGroup, policy: PolicySpec, num_kept: int) -> Keeping | None:
+    """Raises InputError for a trace without the mass that the selector sums."""
+    selector, size = policy.selector, policy.block_size_tokens
+    if not SELECTORS[selector].keeps:
+        return None
+    if selector == "sink-recent":
+        return Keeping(selector, size, sink_blocks=policy.sink_blocks)
+    if not group.has_block_mass(size):
+        raise InputError(
+            f"policy.selector {selector!r} needs the softmax mass of every block (block_mass), which trace group "
+            f"{group.name!r} does not have at {size} tokens a block"
+        )
+    recent_blocks = floor(exact_share(policy.recent_share) * num_kept)
+    history_steps = policy.history_steps if selector == "persistence" else 0
+    return Keeping(selector, size, recent_blocks, history_steps=history_steps)
+
+
 def _num_kept(group: TraceGroup, policy: PolicySpec) -> int:
-    """K = floor(budget / P), within 1 … M."""
+    """K = floor(budget / P), within 1 … M where a recorded ranking serves."""
     budget, block_size = policy.kv_budget_tokens, policy.block_size_tokens
     if budget is None:
         raise InputError("policy.kv_budget_tokens must be resolved before replay (default: context / 8)")
@@ -106,7 +141,7 @@ def _num_kept(group: TraceGroup, policy: PolicySpec) -> int:
             "(policy.block_size_tokens)"
         )
     most = group.max_ranked_blocks(block_size)
-    if num_kept > most:
+    if num_kept > most and not SELECTORS[policy.selector].keeps:
         raise InputError(
             f"policy.kv_budget_tokens {budget} needs {num_kept} ranked blocks of {block_size} tokens; trace group "
             f"{group.name!r} ranks {most}, so the budget is at most {most * block_size} tokens"

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from simulator import cost
 from simulator import step_layout as at
-from simulator.capacity import KV_BYTES_PER_ELEMENT, slots_per_head
+from simulator.capacity import slots_per_head
 from simulator.demand import Demand
 from simulator.links import LinkCost, fetch_cost, write_back_cost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from simulator.step_layout import StepRules, StepWork
 
 Float = NDArray[np.float64]
@@ -68,8 +68,7 @@ def transfer_s(link: LinkCost, blocks: Float, runs: Float, block_bytes: int) -> 
 
 def rules_of(model: ModelSpec, policy: PolicySpec) -> StepRules:
     """Who selects where: the real query's selection (on demand, stall) is serial on C; a prediction runs on B."""
-    moves = policy.residency != "everything"
-    prefetches = moves and policy.predictor != "current"
+    prefetches = policy.offloads and policy.predictor != "current"
     selects_on_c = policy.selector != "all" and (policy.predictor == "current" or policy.miss_rule == "stall")
     return StepRules(
         num_layers=model.num_layers,
@@ -105,7 +104,7 @@ def build_run_work(
     shape = (num_steps, model.num_full_attention_layers)
     moved = Transfers.none(shape)
     write_s, d2h_bytes = np.zeros(shape), np.zeros(num_steps)
-    if demands and policy.residency != "everything":
+    if demands and policy.offloads:
         # GPUs that hold the same heads ask for the same blocks.
         by_gpu = {
             id(demand): _transfers(model, hardware, policy, rules, link, demand, offsets, num_steps)
@@ -256,13 +255,7 @@ def _durations(
         dur[here, at.DRAFT] = cost.draft_s(hardware, model, policy, batch_size, int(n) * policy.block_size_tokens)
         if policy.selector == "all":
             continue
-        selection = (
-            cost.score_s(hardware, model, policy, batch_size, int(n)),
-            cost.topk_s(hardware, model, policy, batch_size, int(n)),
-            cost.plan_s(hardware, model, batch_size, slots_per_head(policy))
-            if policy.residency != "everything"
-            else 0.0,
-        )
+        selection = cost.selection_s(hardware, model, policy, batch_size, int(n), slots_per_head(policy))
         if rules.on_demand:
             dur[here, at.SCORE : at.PLAN + 1] = selection
         if rules.lookahead_k:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from simulator import cost
-from simulator.capacity import KV_BYTES_PER_ELEMENT, Footprint
+from simulator.capacity import Footprint
 from simulator.demand import Demand
 from simulator.metrics import BREAKDOWN
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from simulator.step_layout import T_EXPOSED
 from simulator.step_work import RunWork
 from simulator.timeline import TimelineResult
@@ -95,7 +95,7 @@ def demand_metrics(demands: Sequence[Demand], policy: PolicySpec) -> dict[str, f
     """Content metrics over the steady rows, mean over GPUs. Dense attention selects nothing: most of its are null."""
     if not demands:
         return {"hit_rate": None, "overlap": None, "recall": 1.0, "recall_upper": 1.0, "churn": None}
-    moves = policy.residency != "everything"
+    moves = policy.offloads
 
     def mean(metric: Callable[[Demand], float]) -> float:
         return math.fsum(map(metric, demands)) / len(demands)
@@ -125,7 +125,7 @@ def ttft_p50_s(point: Point) -> float:
     A system whose KV lives on the host writes it back layer by layer while it prefills: the slower of the two counts.
     """
     prefill_s = cost.prefill_s(point.hardware, point.model, point.context_tokens)
-    if point.policy.residency != "everything":
+    if point.policy.offloads:
         element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
         write_back_s = point.model.kv_bytes(point.context_tokens, element) / point.hardware.link.d2h_bytes_per_s.value
         prefill_s = max(prefill_s, write_back_s)
@@ -146,7 +146,7 @@ def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str,
         window = len(model.sliding_layers) * min(kv_len, model.sliding_window or 0)
         read = float(model.working_set_bytes(budget_blocks, policy.block_size_tokens, element))
         read += window * model.kv_bytes_per_token_per_layer(element)
-        read += model.metadata_bytes(num_blocks, policy.metadata_vectors_per_block, policy.metadata_bytes_per_element)
+        read += cost.scored_bytes(model, policy, num_blocks)
     replicas, batch = len(point.runs), point.batch_size
     rows = batch * (1 + cost.draft_rows(policy))
     params_bytes = weight_read_bytes(model, rows)

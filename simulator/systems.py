@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.cost import drafts
 from simulator.fetch_cap import default_slack_blocks
+from simulator.selectors.table import SELECTORS
 from simulator.specs.policy import PolicySpec
 from simulator.specs.validation import unknown_name, validated
 from traces.errors import InputError
@@ -61,6 +62,21 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             "OasisKV, arXiv 2608.08097, with a perfect predictor",
             {"predictor": "oracle", "residency": "slack", "fetch_cap": 0.05},
         ),
+        "h2o": System(
+            "half of the budget: the newest blocks; half: those with the most attention mass so far; the rest is gone",
+            "H2O, arXiv 2306.14048",
+            {"selector": "accumulated-mass", "predictor": "current", "residency": "drop"},
+        ),
+        "scissorhands": System(
+            "the blocks that were important in most steps of a history stay, the others are gone",
+            "Scissorhands, arXiv 2305.17118",
+            {"selector": "persistence", "recent_share": 0.0, "predictor": "current", "residency": "drop"},
+        ),
+        "streamingllm": System(
+            "the first tokens and the newest, nothing between",
+            "StreamingLLM, arXiv 2309.17453",
+            {"selector": "sink-recent", "predictor": "current", "residency": "drop"},
+        ),
     }
 )
 
@@ -88,6 +104,15 @@ _SELECTS = (
     "mapping.layers",
 )
 """Matter only where blocks are selected."""
+_METADATA = ("policy.metadata_vectors_per_block", "policy.metadata_bytes_per_element")
+_ONLY_WITH: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "policy.recent_share": ("accumulated-mass", "persistence"),
+        "policy.history_steps": ("persistence",),
+        "policy.sink_tokens": ("sink-recent",),
+    }
+)
+"""Keys of single selectors."""
 
 
 def get_system(name: str) -> System:
@@ -101,10 +126,13 @@ def get_system(name: str) -> System:
 def ignored_parameters(policy: PolicySpec) -> frozenset[str]:
     """Dotted parameters that cannot change a result under this policy: null in its rows, no point of their own."""
     ignored: set[str] = set()
-    if policy.residency == "everything":
+    if not policy.offloads:
         ignored.update(_MOVES)
     if policy.selector == "all":
         ignored.update(_SELECTS)
+    elif SELECTORS[policy.selector].reads != "keys":
+        ignored.update(_METADATA)
+    ignored.update(key for key, selectors in _ONLY_WITH.items() if policy.selector not in selectors)
     if policy.predictor == "current":
         ignored.update(("policy.lookahead_k", "policy.lookahead_mode"))
         if policy.fetch_cap == 1.0:
@@ -132,7 +160,7 @@ def compose_policy(system: str, overrides: Mapping[str, Any]) -> PolicySpec:
     defaults = {
         key.removeprefix("policy."): PolicySpec.model_fields[key.removeprefix("policy.")].default
         for key in ignored_parameters(policy)
-        if key.startswith("policy.") and not (key == "policy.slack_blocks" and policy.residency != "everything")
+        if key.startswith("policy.") and not (key == "policy.slack_blocks" and policy.offloads)
     }
     policy = policy.model_copy(update=defaults)
     _require_coherent(policy, system)
@@ -179,8 +207,10 @@ def _require_coherent(policy: PolicySpec, system: str) -> None:
 
     if policy.selector == "all" and policy.residency != "everything":
         raise refuse("residency", "selector all reads every block, so residency must be everything")
-    if policy.residency == "everything" and policy.predictor != "current":
-        raise refuse("predictor", "residency everything fetches nothing, so the predictor must be current")
+    if policy.selector != "all" and SELECTORS[policy.selector].keeps and policy.residency != "drop":
+        raise refuse("residency", f"selector {policy.selector} ranks without the step's query, so it must be drop")
+    if not policy.offloads and policy.predictor != "current":
+        raise refuse("predictor", f"residency {policy.residency} fetches nothing, so the predictor must be current")
     if policy.predictor == "current" and policy.residency == "slack":
         raise refuse("residency", "slack holds arrivals ahead of their step; predictor current has none, use exact")
     if policy.slack_blocks is not None and policy.residency != "slack":

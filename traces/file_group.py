@@ -59,8 +59,7 @@ class FileGroup(TraceGroup):
     def rankings(self, block_size_tokens: int) -> tuple[str, ...]:
         self._require(block_size_tokens)
         stored = self.attributes.blocks[block_size_tokens].rankings
-        derived = mass_source(self.attributes.blocks, block_size_tokens) is not None
-        return (*stored, "exact") if derived else stored
+        return (*stored, "exact") if self.has_block_mass(block_size_tokens) else stored
 
     def array_names(self) -> tuple[str, ...]:
         """Every stored array."""
@@ -115,6 +114,10 @@ class FileGroup(TraceGroup):
             self._cache[name, block_size_tokens] = ids
         ranked: NDArray[np.int32] = self._cache[name, block_size_tokens]
         return ranked
+
+    def has_block_mass(self, block_size_tokens: int) -> bool:
+        self._require(block_size_tokens)
+        return mass_source(self.attributes.blocks, block_size_tokens) is not None
 
     def mass(self, block_size_tokens: int) -> BlockMass:
         self._require(block_size_tokens)

@@ -86,5 +86,9 @@ class TraceGroup(ABC):
         return None
 
     @abstractmethod
+    def has_block_mass(self, block_size_tokens: int) -> bool:
+        """Whether `mass` covers every block."""
+
+    @abstractmethod
     def mass(self, block_size_tokens: int) -> BlockMass:
         """Softmax mass per block."""

@@ -61,6 +61,10 @@ class MemoryGroup(TraceGroup):
             raise TraceError(_FILE, f"{self.name}/p{block_size_tokens}/{name}", f"is not recorded; there are {known}")
         return self._ranked[block_size_tokens][name]
 
+    def has_block_mass(self, block_size_tokens: int) -> bool:
+        self._require(block_size_tokens)
+        return block_size_tokens in self._masses and not self._masses[block_size_tokens].outside.any()
+
     def mass(self, block_size_tokens: int) -> BlockMass:
         self._require(block_size_tokens)
         if block_size_tokens not in self._masses:

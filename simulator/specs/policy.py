@@ -11,9 +11,9 @@ from pydantic import Field
 
 from simulator.specs.base import Fraction, PositiveInt, Spec
 
-Selector = Literal["minmax", "exact", "all"]
+Selector = Literal["minmax", "exact", "accumulated-mass", "persistence", "sink-recent", "all"]
 Predictor = Literal["current", "previous", "draft", "oracle", "random"]
-Residency = Literal["everything", "exact", "slack"]
+Residency = Literal["everything", "exact", "slack", "drop"]
 Eviction = Literal["least-recently-selected", "lowest-score"]
 Transport = Literal["ce-per-block", "ce-batched", "ce-contiguous", "gather"]
 MissRule = Literal["stall", "attend"]
@@ -24,20 +24,29 @@ WriteBack = Literal["block", "token"]
 DraftHead = Literal["eagle3", "ngram"]
 
 
+KV_BYTES_PER_ELEMENT = {"bf16": 2, "fp8": 1, "int8": 1}
 MAX_SLACK_BLOCKS = 65_536
 """Blocks of 16 tokens in a million: more slots than any context has blocks."""
 
 
 class PolicySpec(Spec):
     selector: Selector = "minmax"
-    """Ranks a step's blocks with the real query. minmax: Quest's bound from per-block key minima and maxima;
-    exact: softmax mass; all: every block (dense attention)."""
+    """Ranks a step's blocks. With the real query: minmax, Quest's bound from per-block key minima and maxima; exact,
+    softmax mass. Without one, to say what residency `drop` keeps: accumulated-mass (H2O), persistence (Scissorhands),
+    sink-recent (StreamingLLM). all: every block (dense attention)."""
+    recent_share: Fraction = 0.5
+    """Share of K that accumulated-mass and persistence always leave to the newest blocks. H2O: half."""
+    sink_tokens: PositiveInt = 4
+    """First tokens of the context that sink-recent keeps, in whole blocks. StreamingLLM: 4."""
+    history_steps: Annotated[int, Field(gt=0, le=4096, strict=True)] = 400
+    """Steps over which persistence counts importance. Scissorhands' history window."""
     predictor: Predictor = "draft"
     """Ranks the blocks to fetch. current: the real query, on demand; previous: the latest real query seen;
     draft: the draft token's query, `lookahead_k` positions ahead; oracle: the selector's own future choice;
     random: uniform over the blocks that exist."""
     residency: Residency = "exact"
-    """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`."""
+    """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`; drop: K blocks,
+    and nobody keeps the others."""
     slack_blocks: Annotated[int, Field(gt=0, le=MAX_SLACK_BLOCKS, strict=True)] | None = None
     """Extra slots per KV head for arrivals. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K)."""
     eviction: Eviction = "least-recently-selected"
@@ -66,3 +75,12 @@ class PolicySpec(Spec):
     metadata_bytes_per_element: Annotated[float, Field(gt=0, le=8, strict=True)] = 2.0
     draft_head: DraftHead = "eagle3"
     """Whose cost drafting has: a one-layer EAGLE-3 head, or prompt lookup on the CPU."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the whole KV lies outside HBM: new blocks are written there, selected ones come back."""
+        return self.residency in ("exact", "slack")
+
+    @property
+    def sink_blocks(self) -> int:
+        return -(-self.sink_tokens // self.block_size_tokens)

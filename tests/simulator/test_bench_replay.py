@@ -69,8 +69,8 @@ def test_kernel(benchmark, group: MemoryGroup, name: str) -> None:
     """The compiled loop alone, arrays in memory."""
     settings, num_blocks = resolve_settings(group, policy(name)), blocks_per_step(group, 16)
     heads = replayed_heads(MAPPING, settings.fetch_cap_scope)
-    true, levels = selector_ranking(group, policy(name)), group.mass(16).levels
-    predicted = predicted_ranking(group, policy(name), num_blocks, NUM_KEPT, 0)
+    true, levels = selector_ranking(group, settings, num_blocks), group.mass(16).levels
+    predicted = predicted_ranking(group, settings, num_blocks, true, 0)
     benchmark.pedantic(run_kernel, (settings, num_blocks, true, predicted, levels, heads), rounds=15, warmup_rounds=2)
     report(benchmark, name)
 

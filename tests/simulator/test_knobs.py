@@ -21,6 +21,7 @@ BASE = {
 }
 UNCAPPED = {"policy.fetch_cap": 1.0}
 ON_DEMAND = {"system": "retrieval"}
+H2O, STREAMING, SCISSORHANDS = ({"system": name} for name in ("h2o", "streamingllm", "scissorhands"))
 IN_HBM = {"system": "quest", "policy.kv_budget_tokens": 512}
 
 # field: (what else is set, value, other value, metric, whether the other value makes it larger; None where the
@@ -31,6 +32,9 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
     "hardware": ({"system": "quest"}, "h200-sxm", "h100-sxm", "tpot_mean_s", True),
     "trace_group": ({"system": "dense", "workload.batch_size": 16}, "short", "long", "tpot_mean_s", True),
     "policy.selector": (IN_HBM, "minmax", "all", "t_attention_s", True),
+    "policy.recent_share": (H2O, 0.5, 0.0, "recall", None),
+    "policy.sink_tokens": ({**STREAMING, "policy.kv_budget_tokens": 64}, 4, 48, "recall", None),
+    "policy.history_steps": ({**SCISSORHANDS, "policy.kv_budget_tokens": 256}, 400, 1, "recall", None),
     "policy.predictor": ({"policy.residency": "exact"}, "draft", "current", "exposed_transfer_s", True),
     "policy.residency": ({"policy.predictor": "current", **ON_DEMAND}, "exact", "everything", "hbm_bytes_peak", True),
     "policy.slack_blocks": ({}, 1, 16, "hbm_bytes_peak", True),

@@ -75,7 +75,8 @@ def expected_rows(
     assert policy.kv_budget_tokens is not None
     num_blocks = [-(-int(length) // BLOCK_SIZE) for length in group.kv_len]
     num_kept = policy.kv_budget_tokens // BLOCK_SIZE
-    k = 0 if policy.predictor == "current" else policy.lookahead_k
+    drops = policy.residency == "drop"
+    k = 1 if drops else 0 if policy.predictor == "current" else policy.lookahead_k
     slack = policy.slack_blocks or 0
     heads = replayed_heads(mapping, policy.fetch_cap_scope if policy.fetch_cap < 1 else "head")
     true = group.ranking("true", BLOCK_SIZE)
@@ -86,7 +87,7 @@ def expected_rows(
     weights = integer_mass()[group.mass(BLOCK_SIZE).levels]
     rules = Rules(
         num_kept, num_kept + slack, k, policy.lookahead_mode == "refine", policy.miss_rule == "stall" and k > 0,
-        policy.eviction == "lowest-score", Fraction(str(policy.fetch_cap)),
+        drops or policy.eviction == "lowest-score", Fraction(0 if drops else str(policy.fetch_cap)),
     )  # fmt: skip
     scopes = []
     for first, end in zip(heads.scope_start, heads.scope_start[1:], strict=False):
@@ -94,7 +95,7 @@ def expected_rows(
 
         def predicted(target: int, h: int, where: list = where) -> Sequence[int]:
             layer, head = where[h]
-            if policy.predictor == "previous":
+            if policy.predictor == "previous" or drops:
                 return true[target - k, layer, head].tolist()
             if policy.predictor == "random":
                 return draws[target, layer, head].tolist()
@@ -129,9 +130,10 @@ def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: 
     resolved = resolve_settings(group, policy)
     num_blocks = blocks_per_step(group, BLOCK_SIZE)
     heads = replayed_heads(mapping, resolved.fetch_cap_scope)
-    ranking = predicted_ranking(group, policy, num_blocks, resolved.num_kept, seed)
+    true_ids = selector_ranking(group, resolved, num_blocks)
+    ranking = predicted_ranking(group, resolved, num_blocks, true_ids, seed)
     levels = group.mass(BLOCK_SIZE).levels
-    out = run_kernel(resolved, num_blocks, selector_ranking(group, policy), ranking, levels, heads)
+    out = run_kernel(resolved, num_blocks, true_ids, ranking, levels, heads)
     for first, rows in expected_rows(group, policy, mapping, seed):
         for step, counts in enumerate(rows):
             for h, expected in enumerate(counts):
@@ -176,6 +178,23 @@ def test_kernel_agrees_with_reference(
         block_size_tokens=BLOCK_SIZE,
         residency="slack" if slack else "exact",
         slack_blocks=slack or None,
+    )
+    mapping = Mapping("test", np.array([0, 1, 1], np.int32), np.array([0, 1, 0], np.int32), "")
+    assert_kernel_is_reference(group, policy, mapping, seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_kept=st.integers(1, 14), num_steps=st.integers(10, 14), first_kv_len=st.integers(1, 40),
+    extra_width=st.integers(0, 40), seed=st.integers(0, 2**20),
+)  # fmt: skip
+def test_kernel_agrees_where_blocks_are_dropped(
+    num_kept: int, num_steps: int, first_kv_len: int, extra_width: int, seed: int
+) -> None:
+    group = random_group(seed, num_steps, 2, 2, first_kv_len, num_kept + extra_width)
+    num_kept = min(num_kept, group.max_ranked_blocks(BLOCK_SIZE))
+    policy = PolicySpec(
+        residency="drop", predictor="current", kv_budget_tokens=num_kept * BLOCK_SIZE, block_size_tokens=BLOCK_SIZE
     )
     mapping = Mapping("test", np.array([0, 1, 1], np.int32), np.array([0, 1, 0], np.int32), "")
     assert_kernel_is_reference(group, policy, mapping, seed)

@@ -18,7 +18,8 @@ ALTERNATIVES: dict[str, Any] = {
     "slack_blocks": 7, "eviction": "lowest-score", "transport": "ce-batched", "gather_ctas": 8, "miss_rule": "stall",
     "kv_budget_tokens": 512, "block_size_tokens": 32, "fetch_cap": 0.5, "fetch_cap_scope": "layer", "lookahead_k": 3,
     "lookahead_mode": "union", "write_back": "token", "metadata_vectors_per_block": 1,
-    "metadata_bytes_per_element": 1.0, "draft_head": "ngram",
+    "metadata_bytes_per_element": 1.0, "draft_head": "ngram", "recent_share": 0.25, "sink_tokens": 64,
+    "history_steps": 50,
 }  # fmt: skip
 
 
@@ -87,7 +88,18 @@ def test_what_each_choice_makes_meaningless() -> None:
     assert {"policy.lookahead_k", "policy.lookahead_mode", "policy.miss_rule", "policy.draft_head"} <= retrieval
     assert not {"policy.fetch_cap", "policy.transport", "placement.host_numa"} & retrieval
     assert "policy.miss_rule" not in ignored_parameters(compose_policy("retrieval", {"fetch_cap": 0.5}))
-    assert ignored_parameters(compose_policy("oasiskv", {})) == frozenset()
+    single = {"policy.recent_share", "policy.history_steps", "policy.sink_tokens"}
+    assert ignored_parameters(compose_policy("oasiskv", {})) == single
+    h2o = ignored_parameters(compose_policy("h2o", {}))
+    assert (dense - quest) - h2o == {
+        "policy.kv_budget_tokens", "policy.block_size_tokens", "mapping.rule", "mapping.layers",
+    }  # fmt: skip
+    assert h2o >= dense & quest - {"policy.recent_share"}
+    assert {key for key in single if key not in h2o} == {"policy.recent_share"}
+    assert single - ignored_parameters(compose_policy("scissorhands", {})) == {
+        "policy.recent_share", "policy.history_steps",
+    }  # fmt: skip
+    assert single - ignored_parameters(compose_policy("streamingllm", {})) == {"policy.sink_tokens"}
     assert "policy.fetch_cap_scope" in ignored_parameters(compose_policy("oasiskv", {"fetch_cap": 1.0}))
     assert "policy.gather_ctas" in ignored_parameters(compose_policy("oasiskv", {"transport": "ce-batched"}))
 
@@ -102,11 +114,14 @@ def test_what_each_choice_makes_meaningless() -> None:
         ("oasiskv", {"fetch_cap": float("nan")}, r"policy\.fetch_cap: input should be a finite number"),
         ("oasiskv", {"block_size_tokens": 0}, r"policy\.block_size_tokens: input should be greater than 0, got 0"),
         ("oasiskv", {"lookahead_k": 1.5}, r"policy\.lookahead_k: input should be a valid integer, got 1\.5"),
-        ("oasiskv", {"selector": "mean"}, r"policy\.selector: input should be 'minmax', 'exact' or 'all'"),
+        ("oasiskv", {"selector": "mean"}, r"policy\.selector: input should be 'minmax', 'exact'"),
         ("oasiskv", {"kv_budget_tokens": 8}, "8 is smaller than one block of 16 tokens"),
         ("oasiskv", {"kv_budget_tokens": 1000}, "1000 is no multiple of the block size 16; nearest are 992 and 1008"),
         ("oasiskv", {"block_size_tokens": 1024}, "6144 context tokens / 8, is smaller than one block of 1024"),
         ("oasiskv", {"selector": "all"}, r"policy\.residency: selector all reads every block"),
+        ("h2o", {"residency": "exact"}, r"policy\.residency: selector accumulated-mass ranks without"),
+        ("h2o", {"predictor": "draft"}, r"policy\.predictor: residency drop fetches nothing"),
+        ("h2o", {"recent_share": 1.5}, r"policy\.recent_share: input should be less than or equal to 1"),
         ("quest", {"predictor": "draft"}, r"policy\.predictor: residency everything fetches nothing"),
         ("retrieval", {"residency": "slack"}, r"policy\.residency: slack holds arrivals"),
         ("retrieval", {"slack_blocks": 3}, r"policy\.slack_blocks: needs residency slack, not exact"),
