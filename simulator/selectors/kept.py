@@ -79,7 +79,7 @@ def _scores(group: TraceGroup, keeping: Keeping, layer: int, width: int) -> Int6
         return total
     exists = np.arange(width) < -(-group.kv_len.astype(np.int64) // keeping.block_size_tokens)[:, None]
     even = units * group.kv_len.astype(np.int64)[:, None, None] >= UNITS_PER_MASS * keeping.block_size_tokens
-    unimportant = np.cumsum(exists[:, None] & ~even, axis=0)
+    unimportant = np.cumsum(exists[:, None] & ~even, axis=0, dtype=np.int64)
     return _last(total, keeping.history_steps) - UNIMPORTANT * _last(unimportant, keeping.history_steps)
 
 
