@@ -163,7 +163,7 @@ def test_a_trace_without_every_mass_is_refused(group: MemoryGroup) -> None:
     mass = group.mass(16)
     outside = np.full(mass.outside.shape, 0.1, np.float32)
     layers = {16: group.layers(16)}
-    partial = MemoryGroup("partial", group.model, group.kv_len, layers, {16: group._ranked[16]}, {})
+    partial = MemoryGroup("partial", group.model, group.kv_len, layers, {16: group._ranked[16]}, {}, {})
     partial._masses[16] = type(mass)(mass.levels, mass.scale, outside)
     with pytest.raises(InputError, match=r"'accumulated-mass' needs the softmax mass of every block"):
         dropped("h2o", 256, partial)
