@@ -201,8 +201,12 @@ def quality(
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline-s", metavar="S", help="End by then; repeat the command for the rest.")
+    ] = None,
     set_: Annotated[
-        Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.quality.QualityOptions.")
+        Values,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.quality_options.QualityOptions."),
     ] = None,
     quiet: Quiet = False,
 ) -> int:
@@ -221,6 +225,7 @@ def quality(
         "draft_model": draft_model,
         "device": device,
         "dtype": dtype,
+        "deadline_s": deadline,
     }
     return verb(prompts, out, options, set_ or [], quiet)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from simulator.specs.base import Spec
+from simulator.specs.base import PositiveInt, Spec
 from traces.errors import InputError
 
 
@@ -29,6 +29,10 @@ class Prompt(Spec):
     description: str | None = None
     answer: str | None = None
     """What a right continuation contains; `oasis-sim quality` looks for it."""
+    answer_tokens: PositiveInt = 32
+    """Within how many tokens."""
+    task: str = "all"
+    """Kind of prompt; `oasis-sim quality` reports each apart."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Prompt:

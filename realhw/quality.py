@@ -1,7 +1,7 @@
-"""What sparsity costs in quality: one model decoding densely and with each policy's working set, on the same tokens.
+"""What sparsity costs in quality: one model decoding densely and with each policy's working set.
 
-Dense decode runs once per prompt and gives the tokens; every policy is then fed those tokens (teacher forcing), all
-policies of a block size side by side. Who is resident when is decided by `simulator.residency_batch`.
+Dense decode runs once per batch of prompts. Every policy is then fed its tokens (teacher forcing), all policies of a
+block size side by side; where dense decode finds the answers, every policy also decodes on its own.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import product
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,128 +20,58 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
-from transformers import DynamicCache
 
-from realhw.drafters import DrafterName, make_drafter
-from realhw.models import Dtype, LoadedModel, cache_keyword, full_attention_layers, load_model
+from realhw.dense_decode import DenseRun, dense_run
+from realhw.models import LoadedModel, full_attention_layers, load_model, text_config
 from realhw.prompts import Prompt, encode_prompt, fit_context
-from realhw.quality_summary import summarise
-from realhw.sparse_decode import SparseAttention, rank_scores_on_device
-from simulator.fetch_cap import allowed_blocks, default_slack_blocks
-from simulator.predictors import random_ranking
-from simulator.residency_batch import ResidencyBatch
-from simulator.specs.base import NonNegativeInt, PositiveInt, Spec
+from realhw.quality_decode import free_running, holds_answer, teacher_forced
+from realhw.quality_options import MIN_DENSE_EXACT_MATCH, QualityOptions, num_guesses, policies_of, predictor_name
+from realhw.quality_summary import DENSE, KEYS, dense_shares, summarise
 from simulator.specs.policy import PolicySpec
-from simulator.specs.validation import validated
 from traces.errors import InputError
 
 Progress = Callable[[str, int, int], None]
-MIN_DENSE_EXACT_MATCH = 0.3
-"""Exact match is reported only where dense decode itself finds at least this share of the answers."""
-
-
-class QualityOptions(Spec):
-    """Which model decodes what under which policies. `oasis-sim quality` builds it from its flags."""
-
-    model: str
-    prompts: tuple[Prompt, ...] = Field(min_length=1)
-    context_tokens: PositiveInt | None = None
-    """KV length at the first step; longer prompts lose their middle. Null: each prompt's own length."""
-    keep_first_tokens: NonNegativeInt = 32
-    steps: PositiveInt = 64
-    """Measured positions per prompt; the dense step before them admits the first working set."""
-    fetch_caps: tuple[float, ...] = (1.0,)
-    budgets_tokens: tuple[PositiveInt, ...] = (512,)
-    block_sizes_tokens: tuple[PositiveInt, ...] = (16,)
-    predictors: tuple[str, ...] = ("previous", "draft1", "oracle", "random")
-    """current, previous, random, oracle, or draft{k}: the draft token's query k steps ahead. oracle: a draft that is
-    always right, one step ahead."""
-    drafter: DrafterName = "ngram"
-    draft_model: str | None = None
-    score_levels_per_octave: PositiveInt = 16
-    seed: NonNegativeInt = 0
-    """Of the random predictor and of the bootstrap."""
-    bootstrap_samples: PositiveInt = 1000
-    device: str = "cpu"
-    dtype: Dtype = "float32"
-    """float32 keeps rounding out of small divergences."""
-    prefill_chunk_tokens: PositiveInt = 2048
-    threads: PositiveInt | None = None
-    """For residency; null: all cores."""
-    command: str | None = None
+PROMPTS_FILE, ANSWERS_FILE, OPTIONS_FILE = "prompts.parquet", "answers.parquet", "options.json"
+NOT_OF_THE_RESULT = {"device", "deadline_s", "threads", "command", "bootstrap_samples"}
+"""Options that may differ when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class DenseRun:
-    """Greedy dense decode of one prompt.
+class Batch:
+    """Prompts of one length that decode side by side. tokens: their ids."""
 
-    prompt: per layer keys and values [H, N, D] of all prompt tokens but the last. tokens: int [S + 1], the token run
-    at each step; step 0 runs the last prompt token. guesses: per step, the drafter's tokens for the next positions.
-    """
+    prompts: tuple[Prompt, ...]
+    tokens: tuple[tuple[int, ...], ...]
 
-    prompt: list[tuple[torch.Tensor, torch.Tensor]]
-    tokens: list[int]
-    guesses: list[list[int]]
-
-
-def policies_of(options: QualityOptions, block_size: int) -> list[PolicySpec]:
-    """The grid at one block size, without duplicates: on demand there is no cap to vary."""
-    grid: list[PolicySpec] = []
-    for name, budget, cap in product(options.predictors, options.budgets_tokens, options.fetch_caps):
-        if budget % block_size:
-            raise InputError(f"budgets_tokens: {budget} is no multiple of block size {block_size}")
-        draft = name.removeprefix("draft")
-        values: dict[str, Any] = {
-            "predictor": "draft" if draft.isdigit() else name,
-            "lookahead_k": int(draft) if draft.isdigit() else 1,
-            "kv_budget_tokens": budget,
-            "block_size_tokens": block_size,
-            "fetch_cap": cap if name != "current" else 1.0,
-            "residency": "exact" if name == "current" else "slack",
-        }
-        if name != "current":
-            slack = default_slack_blocks(values["lookahead_k"], cap, budget // block_size)
-            values["slack_blocks"] = max(1, slack)
-        policy = validated(PolicySpec, values, key_prefix="policy")
-        if policy not in grid:
-            grid.append(policy)
-    return grid
+    @property
+    def names(self) -> list[str]:
+        return [prompt.name for prompt in self.prompts]
 
 
 def measure_quality(
     options: QualityOptions, out: Path, loaded: LoadedModel | None = None, progress: Progress | None = None
 ) -> Path:
-    """Write `out`/steps.parquet (a row per policy, prompt and step), quality.parquet (a row per policy, with
-    intervals) and manifest.json; prompts already in `out` are not repeated. Returns the path of quality.parquet.
+    """Write `out`/prompts.parquet (a row per policy and prompt), answers.parquet, quality.parquet (a row per policy and
+    task, with intervals) and manifest.json; what is in `out` already is not repeated. Returns quality.parquet's path.
 
-    Raises InputError for a grid, prompt or model that cannot be run.
+    Raises InputError for a grid, prompt or model that cannot be run, or an `out` of other options.
     """
-    report = progress or (lambda what, done, total: None)
+    started = time.perf_counter()
     grids = {size: policies_of(options, size) for size in options.block_sizes_tokens}
-    report("loading the model", 0, 1)
-    loaded = loaded or load_model(options.model, options.device, options.dtype)
-    if len(full_attention_layers(loaded.model)) < loaded.geometry.num_layers:
-        raise InputError(f"quality: {loaded.geometry.name} has sliding-window layers, which are not supported")
     out.mkdir(parents=True, exist_ok=True)
-    started, rows = time.perf_counter(), []
+    _claim(out, options)
+    if progress:
+        progress("loading the model", 0, 1)
+    loaded = loaded or load_model(options.model, options.device, options.dtype)
+    require_supported(loaded)
     with torch.inference_mode():
-        for number, prompt in enumerate(options.prompts):
-            part = out / f"steps-{prompt.name}.parquet"
-            if not part.exists():
-                dense = dense_run(loaded, prompt, options)
-                found = _contains(loaded.tokenizer, dense.tokens[1:], prompt.answer)
-                tables = []
-                for size, grid in grids.items():
-                    report(f"{prompt.name}: {len(grid)} policies of block size {size}", number, len(options.prompts))
-                    tables.append(sparse_run(loaded, dense, grid, options, prompt.name, found))
-                temporary = part.with_suffix(".tmp")
-                pq.write_table(pa.concat_tables(tables), temporary, compression="zstd")
-                os.replace(temporary, part)
-            rows.append(pq.read_table(part))
-    steps = pa.concat_tables(rows)
-    pq.write_table(steps, out / "steps.parquet", compression="zstd")
-    summary = summarise(steps, options.bootstrap_samples, options.seed, MIN_DENSE_EXACT_MATCH)
+        measurement = _Measurement(options, out, loaded, grids, progress, started)
+        complete = measurement.run()
+    if not (out / PROMPTS_FILE).exists():
+        raise InputError(f"deadline_s: {options.deadline_s:g} s ended before anything was measured")
+    prompts = pq.read_table(out / PROMPTS_FILE)
+    answers = pq.read_table(out / ANSWERS_FILE) if (out / ANSWERS_FILE).exists() else None
+    summary = summarise(prompts, answers, options.bootstrap_samples, options.seed, MIN_DENSE_EXACT_MATCH)
     pq.write_table(summary, out / "quality.parquet")
     cuda = loaded.model.device.type == "cuda"
     manifest = {
@@ -154,214 +82,213 @@ def measure_quality(
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "wall_s": round(time.perf_counter() - started, 1),
+        "seconds": measurement.seconds,
+        "complete": complete,
+        "dense_lane_agreement": float(np.mean(prompts["dense_agrees"].to_numpy())),
+        "dense_exact_match": {} if answers is None else dense_shares(answers),
         "command": options.command,
         "options": options.model_dump(mode="json", exclude={"prompts"}),
-        "prompts": [prompt.name for prompt in options.prompts],
+        "prompts": sorted(set(prompts["prompt"].to_pylist())),
     }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return out / "quality.parquet"
 
 
-def dense_run(loaded: LoadedModel, prompt: Prompt, options: QualityOptions) -> DenseRun:
-    """Prefill once, then decode greedily with the drafter watching."""
-    tokens = encode_prompt(loaded.tokenizer, prompt)
-    if options.context_tokens is not None:
-        tokens = fit_context(tokens, options.context_tokens, options.keep_first_tokens, prompt.name)
-    most = max((int(name[5:]) for name in options.predictors if name.startswith("draft")), default=0)
-    limit = loaded.max_positions
-    if len(tokens) < 2 or (limit is not None and len(tokens) + options.steps + 1 + most > limit):
-        raise InputError(
-            f"prompt '{prompt.name}' has {len(tokens)} tokens; with {options.steps} steps and {most} guesses the model "
-            f"takes 2 to {limit}"
-        )
-    model, device = loaded.model, loaded.model.device
-    drafter = make_drafter(options.drafter, loaded, options.draft_model, seed=options.seed)
-    cache = DynamicCache()
-    cached = {cache_keyword(model): cache}
-    history, guesses = list(tokens), []
-    with closing(drafter):
-        for start in range(0, len(tokens) - 1, options.prefill_chunk_tokens):
-            chunk = tokens[start : min(start + options.prefill_chunk_tokens, len(tokens) - 1)]
-            model(input_ids=torch.tensor([chunk], device=device), use_cache=True, logits_to_keep=1, **cached)
-        kept = [(layer.keys[0].clone(), layer.values[0].clone()) for layer in cache.layers]
-        for _ in range(options.steps + 1):
-            guesses.append(drafter.guess(history, most) if most else [])
-            ids = torch.tensor([history[-1:]], device=device)
-            history.append(int(model(input_ids=ids, use_cache=True, **cached).logits[0, -1].argmax()))
-    return DenseRun(kept, history[len(tokens) - 1 :], guesses)
+def require_supported(loaded: LoadedModel) -> None:
+    """Raises InputError naming what the sparse decode does not reproduce."""
+    name, config = loaded.geometry.name, text_config(loaded.model)
+    if not full_attention_layers(loaded.model):
+        raise InputError(f"quality: every layer of {name} has a sliding window; there are no blocks to select")
+    for option in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if getattr(config, option, None):
+            raise InputError(f"quality: {name} has {option}, which is not supported")
 
 
-def sparse_run(
-    loaded: LoadedModel,
-    dense: DenseRun,
-    grid: Sequence[PolicySpec],
-    options: QualityOptions,
-    prompt_name: str,
-    dense_found_answer: bool | None,
-) -> pa.Table:
-    """Decode dense.tokens under every policy of one block size; a row per policy and step 1 … S."""
-    device, size = loaded.model.device, grid[0].block_size_tokens
-    state = _Policies(loaded, dense, grid, options)
-    columns: dict[str, list[Any]] = {name: [] for name in ("kl", "nll", "nll_dense", "agrees", "recall", "hit_rate")}
-    columns["fetched_blocks"] = []
-    with state.attention.installed(loaded.model):
-        for step in range(options.steps + 1):
-            attended = state.masks(step)
-            tokens = torch.tensor(state.rows(step), device=device)
-            logits = state.attention.run(loaded.model, tokens, attended, state.ranker(step))
-            fetched, hit_rate = state.plan(step)
-            if step == 0:
-                continue
-            log_p = logits.float().log_softmax(dim=-1)
-            log_dense, sparse = log_p[-1], log_p[:-1]
-            following = dense.tokens[step + 1]
-            columns["kl"].append((log_dense.exp() * (log_dense - sparse)).sum(dim=-1).cpu().numpy())
-            columns["nll"].append(-sparse[:, following].cpu().numpy())
-            columns["nll_dense"].append(np.full(len(grid), -float(log_dense[following]), np.float32))
-            columns["agrees"].append((sparse.argmax(dim=-1) == log_dense.argmax()).cpu().numpy())
-            recall = torch.stack(state.attention.recall, dim=1).mean(dim=(1, 2))
-            columns["recall"].append(recall[:-1].cpu().numpy())
-            columns["hit_rate"].append(hit_rate)
-            columns["fetched_blocks"].append(fetched)
-    geometry = loaded.geometry
-    block_bytes = 2 * size * geometry.head_dim * 2
-    names = [p.predictor if p.predictor != "draft" else f"draft{p.lookahead_k}" for p in grid]
-    repeated: dict[str, Any] = {
-        "predictor": names,
-        "policy.kv_budget_tokens": [p.kv_budget_tokens for p in grid],
-        "policy.block_size_tokens": [p.block_size_tokens for p in grid],
-        "policy.fetch_cap": [p.fetch_cap for p in grid],
-        "policy.lookahead_k": [p.lookahead_k for p in grid],
-    }
-    flat = {name: np.stack(values).reshape(-1) for name, values in columns.items()}
-    table: dict[str, Any] = {name: list(values) * options.steps for name, values in repeated.items()}
-    table["prompt"] = [prompt_name] * len(flat["kl"])
-    table["context_tokens"] = [dense.prompt[0][0].shape[1] + 1] * len(flat["kl"])
-    table["step"] = np.repeat(np.arange(1, options.steps + 1), len(grid))
-    table |= {name: flat[name].astype(np.float64) for name in ("kl", "nll", "nll_dense", "recall", "hit_rate")}
-    table["agrees"] = flat["agrees"]
-    table["h2d_bytes"] = flat["fetched_blocks"].astype(np.int64) * block_bytes
-    table["dense_found_answer"] = pa.array([dense_found_answer] * len(flat["kl"]), pa.bool_())
-    return pa.table(table)
-
-
-class _Policies:
-    """Residency, token rows and pending predictions of a grid; one more row, the last, decodes densely."""
+class _Measurement:
+    """The parts of a run, most valuable first, until all are done or the deadline is near."""
 
     def __init__(
-        self, loaded: LoadedModel, dense: DenseRun, grid: Sequence[PolicySpec], options: QualityOptions
+        self,
+        options: QualityOptions,
+        out: Path,
+        loaded: LoadedModel,
+        grids: dict[int, list[PolicySpec]],
+        progress: Progress | None,
+        started: float,
     ) -> None:
-        self.grid, self.dense, self.options = grid, dense, options
-        self.device = loaded.model.device
-        self.size = grid[0].block_size_tokens
-        geometry, steps = loaded.geometry, options.steps + 1
-        self.num_layers, self.num_heads = geometry.num_layers, geometry.num_kv_heads
-        self.kept = np.array([_budget(p) // self.size for p in grid], dtype=np.int64)
-        self.ahead = np.array([0 if p.predictor == "current" else p.lookahead_k for p in grid], dtype=np.int64)
-        needs_draft = np.array([p.predictor in ("draft", "oracle") for p in grid])
-        self.num_rows = 1 + int((self.ahead * needs_draft).max(initial=0))
-        row = torch.tensor([*(self.ahead * needs_draft), 0], device=self.device)
-        self.attention = SparseAttention(dense.prompt, self.size, row, steps)
-        self.num_blocks = [-(-(dense.prompt[0][0].shape[1] + 1 + step) // self.size) for step in range(steps)]
-        slots = self.kept + np.array([p.slack_blocks or 0 for p in grid], dtype=np.int64)
-        by_score = np.array([p.eviction == "lowest-score" for p in grid])
-        threads = options.threads or os.cpu_count() or 1
-        self.residency = ResidencyBatch(
-            self.num_layers, self.num_heads, self.kept, slots, by_score, self.num_blocks[-1], threads
+        self._options, self._out, self._loaded, self._grids = options, out, loaded, grids
+        self._progress, self._started = progress, started
+        self._selected = full_attention_layers(loaded.model)
+        self._guesses = max(num_guesses(grid) for grid in grids.values())
+        self._dense: tuple[list[str], DenseRun] | None = None
+        self.seconds: dict[str, list[float]] = {}
+        """Wall time of every part, by kind."""
+
+    def run(self) -> bool:
+        """Returns whether everything is done."""
+        forced = self._batches([(prompt, 0) for prompt in self._options.prompts])
+        asked = [(prompt, prompt.answer_tokens) for prompt in self._options.prompts if prompt.answer is not None]
+        answered = self._batches(asked)
+        first = [(self._force, forced[:1], size) for size in self._grids]
+        complete = self._all(first) and self._all((self._ask, [batch], 0) for batch in answered)
+        good = {task for task, share in self._dense_shares().items() if share >= MIN_DENSE_EXACT_MATCH}
+        free = [batch for batch in answered if batch.prompts[0].task in good]
+        for one, other in zip_longest(forced[1:], free):
+            for function, batch in ((self._release, other), (self._force, one)):
+                if batch is not None:
+                    complete = complete and self._all((function, [batch], size) for size in self._grids)
+        return complete
+
+    def _all(self, parts: Any) -> bool:
+        """Run the parts that are not done; False once the deadline forbids one."""
+        for function, batches, size in parts:
+            for batch in batches:
+                if not self._part(function, batch, size):
+                    return False
+        return True
+
+    def _part(self, function: Callable[[Batch, int], pa.Table], batch: Batch, size: int) -> bool:
+        file = PROMPTS_FILE if function == self._force else ANSWERS_FILE
+        kind = f"{function.__name__.strip('_')} {size}"
+        done = self._done(file, size)
+        if all(name in done for name in batch.names):
+            return True
+        begun = time.perf_counter()
+        deadline = self._options.deadline_s
+        expected = max(self.seconds.get(kind, [0.0]))
+        if deadline is not None and begun - self._started + expected > deadline:
+            return False
+        if self._progress:
+            self._progress(f"{kind}: {', '.join(batch.names)}", len(done), len(self._options.prompts))
+        _append(self._out / file, function(batch, size))
+        self.seconds.setdefault(kind, []).append(round(time.perf_counter() - begun, 2))
+        return True
+
+    def _done(self, file: str, size: int) -> set[str]:
+        """Prompts whose part of this block size (0: dense decode) is in the file."""
+        path = self._out / file
+        if not path.exists():
+            return set()
+        table = pq.read_table(path, columns=["prompt", "policy.block_size_tokens"])
+        sizes = np.array([value or 0 for value in table["policy.block_size_tokens"].to_pylist()])
+        return set(np.array(table["prompt"].to_pylist())[sizes == size].tolist())
+
+    def _force(self, batch: Batch, size: int) -> pa.Table:
+        grid, steps = self._grids[size], self._options.steps
+        values = teacher_forced(self._loaded, self._dense_run(batch, steps), grid, self._options, self._selected, steps)
+        geometry = self._loaded.geometry
+        block_bytes = 2 * size * geometry.head_dim * 2
+        table = _policy_columns(grid, batch)
+        table["context_tokens"] = [len(batch.tokens[0])] * (len(grid) * len(batch.prompts))
+        table["num_steps"] = [steps] * (len(grid) * len(batch.prompts))
+        table |= {name: of_lane.reshape(-1) for name, of_lane in values.items() if name != "fetched_blocks"}
+        table["h2d_bytes"] = values["fetched_blocks"].reshape(-1) * block_bytes
+        return pa.table(table)
+
+    def _ask(self, batch: Batch, size: int) -> pa.Table:
+        """Dense decode's own answers."""
+        dense = self._dense_run(batch, batch.prompts[0].answer_tokens)
+        nothing = {name: pa.nulls(len(batch.prompts), type_) for name, type_ in KEY_TYPES.items()}
+        found = self._found(batch, dense.tokens[:, 1:].cpu().numpy()[:, None])
+        named = {"predictor": [DENSE] * len(batch.prompts), "prompt": batch.names, "task": _tasks(batch)}
+        return pa.table(nothing | named | {"found": found.reshape(-1)}).select(ANSWER_COLUMNS)
+
+    def _release(self, batch: Batch, size: int) -> pa.Table:
+        """Every policy's own answers; an oracle of one's own future does not exist."""
+        grid = [policy for policy in self._grids[size] if policy.predictor != "oracle"]
+        steps = batch.prompts[0].answer_tokens
+        dense = self._dense_run(batch, steps)
+        tokens = free_running(self._loaded, dense, grid, self._options, self._selected, steps)
+        table = _policy_columns(grid, batch) | {"found": self._found(batch, tokens).reshape(-1)}
+        return pa.table(table).select(ANSWER_COLUMNS)
+
+    def _found(self, batch: Batch, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        tokenizer = self._loaded.tokenizer
+        return np.array(
+            [
+                [holds_answer(tokenizer, row.tolist(), str(prompt.answer)) for row in own]
+                for prompt, own in zip(batch.prompts, tokens, strict=True)
+            ]
         )
-        self.allowed = np.stack(
-            [allowed_blocks(Fraction(str(p.fetch_cap)), int(k), steps) for p, k in zip(grid, self.kept, strict=True)],
-            axis=1,
-        )
-        self.width = int(self.kept.max())
-        self.fetched_now = np.zeros(len(grid), dtype=np.int64)
-        self.before = torch.empty(0)
-        """Attended blocks bool [B, L, H, n] before any on-demand fetch of the step, without the open block."""
-        self.random: dict[int, NDArray[np.int32]] = {}
-        blocks = np.array(self.num_blocks, dtype=np.int32)
-        for policy in grid:
-            if policy.predictor == "random" and policy.lookahead_k not in self.random:
-                self.random[policy.lookahead_k] = random_ranking(
-                    tuple(range(self.num_layers)), self.num_heads, blocks, self.width, policy.lookahead_k, options.seed
-                )
 
-    def rows(self, step: int) -> list[list[int]]:
-        """Tokens to run per policy: the real one, then drafts (for oracle: what really follows)."""
-        real = self.dense.tokens
-        following = (real[step + 1 :] + [0] * self.num_rows)[: self.num_rows - 1]
-        guesses = (self.dense.guesses[step] + following[len(self.dense.guesses[step]) :])[: self.num_rows - 1]
-        rows = [[real[step], *(following if p.predictor == "oracle" else guesses)] for p in self.grid]
-        return [*rows, [real[step], *following]]
+    def _dense_run(self, batch: Batch, steps: int) -> DenseRun:
+        """Kept for the next part, which is most often of the same batch."""
+        if self._dense is None or self._dense[0] != batch.names or self._dense[1].tokens.shape[1] < steps + 2:
+            self._dense = None
+            run = dense_run(self._loaded, batch.tokens, self._options, steps, self._guesses)
+            self._dense = (batch.names, run)
+        return self._dense[1]
 
-    def masks(self, step: int) -> torch.Tensor | None:
-        """Attended blocks bool [B + 1, L, H, n], the open block included; None at the dense step 0."""
-        if step == 0:
-            return None
-        n = self.num_blocks[step]
-        self.residency.begin(n)
-        attended = torch.from_numpy(self.residency.attended()[..., :n]).to(self.device).bool()
-        self.before = attended.clone()
-        attended[..., n - 1] = True
-        return torch.cat([attended, torch.ones_like(attended[:1])])
+    def _dense_shares(self) -> dict[str, float]:
+        path = self._out / ANSWERS_FILE
+        return dense_shares(pq.read_table(path)) if path.exists() else {}
 
-    def ranker(self, step: int) -> Any:
-        """For on-demand policies: fetch what this layer's own query selects before its attention."""
-        self.fetched_now = np.zeros(len(self.grid), dtype=np.int64)
-        if step == 0 or not (self.ahead == 0).any():
-            return None
-        n = self.num_blocks[step]
+    def _batches(self, prompts: Sequence[tuple[Prompt, int]]) -> list[Batch]:
+        """Consecutive prompts of one length (and task and number of answer tokens, where those count) together."""
+        groups: dict[tuple[Any, ...], list[tuple[Prompt, tuple[int, ...]]]] = {}
+        for prompt, answer_tokens in prompts:
+            tokens = self._encoded(prompt)
+            key = (len(tokens), answer_tokens, prompt.task if answer_tokens else None)
+            groups.setdefault(key, []).append((prompt, tokens))
+        size = self._options.prompts_per_batch
+        chunks = [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
+        return [Batch(*(tuple(part) for part in zip(*chunk, strict=True))) for chunk in chunks]
 
-        def rank(layer: int, scores: torch.Tensor) -> torch.Tensor:
-            ids = self._ranked(scores[:-1, :, 0])[:, None].cpu().numpy()
-            due = np.where(self.ahead == 0, step, -1)
-            self.fetched_now += self.residency.plan(ids, due, self.allowed[step], layer)
-            attended = torch.from_numpy(self.residency.attended(layer)[:, 0, :, :n]).to(self.device).bool()
-            attended[..., n - 1] = True
-            return torch.cat([attended, torch.ones_like(attended[:1])])
-
-        return rank
-
-    def plan(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """After attention: plans for later steps. Returns (blocks fetched, hit rate) per policy."""
-        ids = self._ranked(torch.stack([scores[:-1] for scores in self.attention.scores], dim=1))
-        true, predicted = ids[..., 0, :], ids[..., 1, :].cpu().numpy()
-        n = self.num_blocks[step]
-        if step == 0:
-            self.residency.admit(true[0].cpu().numpy(), n)
-            hits = np.ones(len(self.grid))
-        else:
-            hits = self._hit_rate(true, n)
-        guessed = len(self.dense.guesses[step])
-        for index, policy in enumerate(self.grid):
-            if policy.predictor == "draft" and policy.lookahead_k > guessed:
-                predicted[index] = true[index].cpu().numpy()
-            if policy.predictor == "random" and step + policy.lookahead_k < len(self.num_blocks):
-                drawn = self.random[policy.lookahead_k][step + policy.lookahead_k]
-                predicted[index, ..., : drawn.shape[-1]] = drawn
-        due = np.where((self.ahead > 0) & (step + self.ahead < len(self.num_blocks)), step + self.ahead, -1)
-        room = np.array([self.num_blocks[at] - n if at >= 0 else 0 for at in due.tolist()])
-        fetched = self.residency.plan(predicted, due, self.allowed[step], room=room)
-        return fetched + self.fetched_now, hits
-
-    def _ranked(self, scores: torch.Tensor) -> torch.Tensor:
-        return rank_scores_on_device(scores, self.width, self.options.score_levels_per_octave)
-
-    def _hit_rate(self, true: torch.Tensor, n: int) -> NDArray[np.float64]:
-        """Mean over heads of |true ∩ attended| / min(K, n), before an on-demand fetch."""
-        kept = torch.from_numpy(self.kept).to(self.device)[:, None, None, None]
-        selectable = (true >= 0) & (torch.arange(true.shape[-1], device=self.device) < kept)
-        found = self.before.gather(-1, true.clamp(min=0).long()) & selectable
-        counts = found.sum(dim=-1).double() + (kept[..., 0] >= n)
-        rate: NDArray[np.float64] = (counts / kept[..., 0].clamp(max=n)).mean(dim=(1, 2)).cpu().numpy()
-        return rate
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+        options, limit = self._options, self._loaded.max_positions
+        tokens = encode_prompt(self._loaded.tokenizer, prompt)
+        if options.context_tokens is not None:
+            tokens = fit_context(tokens, options.context_tokens, options.keep_first_tokens, prompt.name)
+        steps = max(options.steps, prompt.answer_tokens if prompt.answer is not None else 0)
+        if len(tokens) < 2 or (limit is not None and len(tokens) + steps + 1 + self._guesses > limit):
+            raise InputError(
+                f"prompt '{prompt.name}' has {len(tokens)} tokens; with {steps} steps and {self._guesses} guesses the "
+                f"model takes 2 to {limit}"
+            )
+        return tuple(tokens)
 
 
-def _budget(policy: PolicySpec) -> int:
-    if policy.kv_budget_tokens is None:
-        raise InputError("policy.kv_budget_tokens is open")
-    return policy.kv_budget_tokens
+KEY_TYPES = {
+    name: pa.string() if name == "predictor" else pa.float64() if name == "policy.fetch_cap" else pa.int64()
+    for name in KEYS
+}
+ANSWER_COLUMNS = [*KEYS, "prompt", "task", "found"]
 
 
-def _contains(tokenizer: Any, tokens: Sequence[int], answer: str | None) -> bool | None:
-    """Whether the decoded text has the answer; None without one."""
-    return None if answer is None else answer in tokenizer.decode(list(tokens))
+def _policy_columns(grid: Sequence[PolicySpec], batch: Batch) -> dict[str, Any]:
+    """Key columns of rows in (prompt, policy) order."""
+    count = len(batch.prompts)
+    return {
+        "predictor": [predictor_name(p) for p in grid] * count,
+        "policy.kv_budget_tokens": [p.kv_budget_tokens for p in grid] * count,
+        "policy.block_size_tokens": [p.block_size_tokens for p in grid] * count,
+        "policy.fetch_cap": [p.fetch_cap for p in grid] * count,
+        "policy.lookahead_k": [p.lookahead_k for p in grid] * count,
+        "prompt": np.repeat(batch.names, len(grid)),
+        "task": np.repeat(_tasks(batch), len(grid)),
+    }
+
+
+def _tasks(batch: Batch) -> list[str]:
+    return [prompt.task for prompt in batch.prompts]
+
+
+def _append(path: Path, rows: pa.Table) -> None:
+    """Add rows to a table, whole or not at all."""
+    before = [pq.read_table(path)] if path.exists() else []
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(pa.concat_tables([*before, rows]), temporary, compression="zstd")
+    os.replace(temporary, path)
+
+
+def _claim(out: Path, options: QualityOptions) -> None:
+    """Raises InputError where `out` holds results of other options."""
+    content = json.dumps(options.model_dump(mode="json", exclude=NOT_OF_THE_RESULT), indent=1) + "\n"
+    path = out / OPTIONS_FILE
+    if not path.exists():
+        path.write_text(content, encoding="utf-8")
+        return
+    there, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(content)
+    for name in sorted(wanted.keys() | there.keys()):
+        if there.get(name) != wanted.get(name):
+            raise InputError(f"{out}: holds results of another {name}; choose another folder or repeat that command")

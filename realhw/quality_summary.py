@@ -1,4 +1,4 @@
-"""From a row per policy, prompt and step to a row per policy, with bootstrap intervals over prompts."""
+"""From a row per policy and prompt to a row per policy and task, with bootstrap intervals over prompts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ KEYS = (
     "policy.fetch_cap",
     "policy.lookahead_k",
 )
+DENSE, ALL_TASKS = "dense", "all"
 CONFIDENCE = 0.95
 Means = dict[str, NDArray[np.float64]]
 
@@ -28,7 +29,10 @@ METRICS: dict[str, Callable[[Means], NDArray[np.float64]]] = {
     "hit_rate": lambda m: m["hit_rate"],
     "h2d_bytes_per_token": lambda m: m["h2d_bytes"],
 }
-"""Per policy, of the means over steps. kl: nats per token, dense to sparse; nll: of the dense model's greedy tokens."""
+"""Of means over prompts and steps. kl: nats per token, dense to sparse; nll: of the dense model's greedy tokens."""
+
+
+MEANS = ("kl", "nll", "nll_dense", "agrees", "recall", "hit_rate", "h2d_bytes")
 
 
 def bootstrap_interval(
@@ -45,50 +49,68 @@ def bootstrap_interval(
     return float(estimate), float(low), float(high)
 
 
-def summarise(steps: pa.Table, samples: int, seed: int, min_dense_exact_match: float) -> pa.Table:
-    """A row per policy: each metric with `_low` and `_high` (95 % interval over prompts), in first-seen order.
+def summarise(
+    prompts: pa.Table, answers: pa.Table | None, samples: int, seed: int, min_dense_exact_match: float
+) -> pa.Table:
+    """A row per policy and task (`all`: every prompt): each metric with `_low` and `_high`, a 95 % interval over
+    prompts.
 
-    `exact_match`: share of prompts on which the policy's greedy choice equals dense decode's at every step, of those
-    whose dense decode holds the answer, relative to all prompts with an answer: a lower bound, null where dense finds
-    fewer than `min_dense_exact_match` of them.
+    prompts: means per policy and prompt (`KEYS`, prompt, task, num_steps and what `METRICS` read). answers: `found` per
+    policy and prompt, and of dense decode. `exact_match` is null where dense finds fewer than `min_dense_exact_match`.
     """
-    data = {name: steps[name].to_numpy(zero_copy_only=False) for name in steps.column_names}
-    prompts, prompt_of = np.unique(data["prompt"], return_inverse=True)
-    keys = list(zip(*(data[name] for name in KEYS), strict=True))
-    policies = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    policy_of = np.array([policies[key] for key in keys])
-    cell = policy_of * len(prompts) + prompt_of
-    size = len(policies) * len(prompts)
-    shape = (len(policies), len(prompts))
-    counts = np.bincount(cell, minlength=size).reshape(shape).astype(float)
-    names = ("kl", "nll", "nll_dense", "agrees", "recall", "hit_rate", "h2d_bytes")
-    sums = {name: np.bincount(cell, weights=data[name].astype(float), minlength=size).reshape(shape) for name in names}
-    draws = np.random.default_rng(seed).integers(len(prompts), size=(samples, len(prompts)))
-    found = _dense_found(data, prompt_of, len(prompts))
+    frame = _columns(prompts)
+    found = None if answers is None else _columns(answers)
+    dense = {} if answers is None else dense_shares(answers)
     rows: list[dict[str, Any]] = []
-    for key, index in policies.items():
-        row: dict[str, Any] = dict(zip(KEYS, (_plain(value) for value in key), strict=True))
-        for metric, function in METRICS.items():
-            own = {name: values[index] for name, values in sums.items()}
-            estimate, low, high = bootstrap_interval(own, counts[index], function, draws)
-            row |= {metric: estimate, f"{metric}_low": low, f"{metric}_high": high}
-        whole = sums["agrees"][index] == counts[index]
-        asked = [i for i, value in enumerate(found) if value is not None]
-        dense_share = float(np.mean([bool(found[i]) for i in asked])) if asked else None
-        reported = dense_share is not None and dense_share >= min_dense_exact_match
-        row["exact_match_dense"] = dense_share
-        row["exact_match"] = float(np.mean([bool(found[i]) and bool(whole[i]) for i in asked])) if reported else None
-        row |= {"num_prompts": len(prompts), "num_steps": int(counts[index].sum())}
-        rows.append(row)
+    for task in [ALL_TASKS, *dict.fromkeys(str(t) for t in frame["task"] if t != ALL_TASKS)]:
+        chosen = frame if task == ALL_TASKS else {name: v[frame["task"] == task] for name, v in frame.items()}
+        share = dense.get(task)
+        right: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
+        if found is not None and share is not None and share >= min_dense_exact_match:
+            own = {name: values[found["task"] == task] for name, values in found.items()}
+            right = {key: own["found"][index] for key, index in _by_policy(own).items()}
+        for key, index in _by_policy(chosen).items():
+            counts = chosen["num_steps"][index].astype(float)
+            sums = {name: chosen[name][index].astype(float) * counts for name in MEANS}
+            draws = np.random.default_rng(seed).integers(len(index), size=(samples, len(index)))
+            row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "task": task}
+            for metric, function in METRICS.items():
+                row |= _interval(metric, bootstrap_interval(sums, counts, function, draws))
+            row["exact_match_dense"] = share
+            row |= _exact_match(right.get(key), samples, seed)
+            row |= {"num_prompts": len(index), "num_steps": int(counts.sum())}
+            rows.append(row)
     return pa.Table.from_pylist(rows)
 
 
-def _dense_found(data: dict[str, Any], prompt_of: NDArray[np.int64], count: int) -> list[bool | None]:
-    found: list[bool | None] = [None] * count
-    for prompt, value in zip(prompt_of, data["dense_found_answer"], strict=True):
-        found[prompt] = None if value is None else bool(value)
+def dense_shares(answers: pa.Table) -> dict[str, float]:
+    """Share of the prompts of each task whose answer dense decode finds."""
+    frame = _columns(answers)
+    dense = frame["predictor"] == DENSE
+    tasks = dict.fromkeys(frame["task"][dense].tolist())
+    return {task: float(frame["found"][dense & (frame["task"] == task)].mean()) for task in tasks}
+
+
+def _exact_match(right: NDArray[np.bool_] | None, samples: int, seed: int) -> dict[str, Any]:
+    if right is None:
+        return _interval("exact_match", (None, None, None)) | {"num_answers": 0}
+    draws = np.random.default_rng(seed).integers(len(right), size=(samples, len(right)))
+    sums, counts = {"right": right.astype(float)}, np.ones(len(right))
+    interval = bootstrap_interval(sums, counts, lambda m: m["right"], draws)
+    return _interval("exact_match", interval) | {"num_answers": len(right)}
+
+
+def _interval(name: str, values: tuple[Any, Any, Any]) -> dict[str, Any]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+def _columns(table: pa.Table) -> dict[str, NDArray[Any]]:
+    return {name: np.array(table[name].to_pylist()) for name in table.column_names}
+
+
+def _by_policy(frame: dict[str, NDArray[Any]]) -> dict[tuple[Any, ...], list[int]]:
+    """Row numbers of each policy, in first-seen order."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for index, key in enumerate(zip(*(frame[name].tolist() for name in KEYS), strict=True)):
+        found.setdefault(key, []).append(index)
     return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

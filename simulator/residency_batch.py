@@ -23,11 +23,13 @@ def admit_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, num_kept: Any, num_slots: Any,
     num_selectable: int, ids: Any, layers: Any, heads: Any,
 ) -> None:  # fmt: skip
-    """Step 0 of policies first … last − 1. ids: int32 [1, L, H, W], the ranking that all admit by."""
+    """Step 0 of policies first … last − 1. ids: int32 [A, L, H, W]; each run of B / A policies admits by one."""
+    per_ranking = len(num_kept) // len(ids)
     for policy in range(first, last):
+        row = policy // per_ranking
         kernel.admit_heads(
             slots[policy, :, :, : num_slots[policy]], blocks[policy], lists[policy], tally[policy], num_kept[policy],
-            num_selectable, ids, layers, heads,
+            num_selectable, ids[row : row + 1], layers, heads,
         )  # fmt: skip
 
 
@@ -117,9 +119,12 @@ class ResidencyBatch:
         self._parts = [(int(a), int(b)) for a, b in pairwise(bounds)]
 
     def admit(self, ranking: NDArray[np.int32], num_blocks: int) -> None:
-        """Step 0: the first K selectable blocks of `ranking` [L, H, W] are resident under every policy."""
+        """Step 0: the first K selectable blocks of a ranking are resident.
+
+        ranking: [A, L, H, W]; the first B / A policies admit by row 0, the next by row 1, ….
+        """
         self.step, self.num_blocks = 0, num_blocks
-        ids = _read_only(ranking[None])
+        ids = _read_only(ranking)
         self._run(
             admit_policies, *self._state, self.num_kept, self.num_slots, num_blocks - 1, ids, self._layers, self._heads
         )

@@ -24,7 +24,8 @@ def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Seq
 
     loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds
     try:
-        from realhw import quality as measurement
+        from realhw.quality import measure_quality
+        from realhw.quality_options import QualityOptions
     except ImportError as error:
         missing = error.name or str(error)
         raise EnvironmentMissing(f"quality needs {missing}: pip install 'oasis-sim[gpu]'") from error
@@ -34,8 +35,8 @@ def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Seq
     as_text = [f"{name}={given.pop(name)}" for name in LISTS if name in given]
     given |= assigned([*as_text, *assignments], {*given, "prompts", "command"}, LISTS)
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
-    checked = validated(measurement.QualityOptions, {**given, "prompts": loaded_prompts, "command": command})
-    path = measurement.measure_quality(checked, target, progress=None if quiet else _report)
+    checked = validated(QualityOptions, {**given, "prompts": loaded_prompts, "command": command})
+    path = measure_quality(checked, target, progress=None if quiet else _report)
     _print_table(path)
     print(f"{path}\nplots: python -m analysis.quality_plots {shlex.quote(str(target))}")
     return 0
@@ -47,7 +48,7 @@ def _print_table(path: Path) -> None:
     from rich.table import Table
 
     table = Table("predictor", "budget", "block", "cap", "recall", "KL (nats)", "ppl ratio", "agreement", "MB/token")
-    for row in pq.read_table(path).to_pylist():
+    for row in pq.read_table(path, filters=[("task", "=", "all")]).to_pylist():
         table.add_row(
             row["predictor"],
             f"{row['policy.kv_budget_tokens']:,}",

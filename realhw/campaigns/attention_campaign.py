@@ -28,7 +28,8 @@ from realhw.draft_train import TrainOptions, train
 from realhw.models import LoadedModel, load_model
 from realhw.prompt_sets import Example, few_shot, load_examples, needle_prompt
 from realhw.prompts import Message, Prompt, encode_prompt
-from realhw.quality import QualityOptions, measure_quality
+from realhw.quality import measure_quality
+from realhw.quality_options import QualityOptions
 from realhw.record import RecordOptions, record
 from traces.pack import pack
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
+from realhw import quality
+from realhw.dense_decode import dense_run
+from realhw.eagle3 import Eagle3Config, Eagle3Head
+from realhw.eagle3_drafter import Eagle3Drafter, captured
+from realhw.lockstep_drafter import LockstepEagle3
 from realhw.models import LoadedModel, geometry_of
 from realhw.prompts import Prompt
-from realhw.quality import QualityOptions, dense_run, measure_quality, policies_of
-from realhw.quality_summary import METRICS, bootstrap_interval, summarise
+from realhw.quality import measure_quality
+from realhw.quality_decode import holds_answer
+from realhw.quality_options import QualityOptions, policies_of
+from realhw.quality_summary import KEYS, METRICS, bootstrap_interval, summarise
 from realhw.sparse_decode import rank_scores_on_device
 from traces.codec import rank_scores
 from traces.errors import InputError
@@ -109,19 +117,64 @@ def test_budget_of_the_whole_context_is_dense(loaded: LoadedModel, tmp_path: Pat
         assert row["perplexity_ratio"] == pytest.approx(1, abs=1e-4)
 
 
+def dense_nll(loaded: LoadedModel, settings: QualityOptions, index: int) -> float:
+    """Mean NLL of dense decode's tokens by transformers' own forward pass."""
+    with torch.inference_mode():
+        prompt = [int(word) for word in str(settings.prompts[index].text).split()]
+        dense = dense_run(loaded, [prompt], settings, STEPS, 0)
+        sequence = torch.cat([torch.tensor([prompt[:-1]]), dense.tokens], dim=1)
+        log_p = loaded.model(sequence).logits[0].log_softmax(dim=-1)
+    positions = torch.arange(CONTEXT, CONTEXT + STEPS)
+    return -float(log_p[positions, sequence[0, positions + 1]].mean())
+
+
 def test_dense_row_equals_the_model_itself(loaded: LoadedModel, tmp_path: Path) -> None:
-    """NLL of the dense row is that of transformers' own forward pass over the same tokens."""
     settings = options(block_sizes_tokens=(8,), predictors=("draft2",), budgets_tokens=(16,), fetch_caps=(1.0,))
     measure_quality(settings, tmp_path, loaded)
-    steps = pq.read_table(tmp_path / "steps-p0.parquet").to_pylist()
-    with torch.inference_mode():
-        dense = dense_run(loaded, settings.prompts[0], settings)
-        prompt = [int(word) for word in str(settings.prompts[0].text).split()]
-        sequence = torch.tensor([prompt[:-1] + dense.tokens])
-        log_p = loaded.model(sequence).logits[0].log_softmax(dim=-1)
-    for row in steps:
-        position = CONTEXT - 1 + row["step"]
-        assert row["nll_dense"] == pytest.approx(-float(log_p[position, dense.tokens[row["step"] + 1]]), abs=1e-4)
+    for index, row in enumerate(pq.read_table(tmp_path / "prompts.parquet").to_pylist()):
+        assert row["nll_dense"] == pytest.approx(dense_nll(loaded, settings, index), abs=1e-4)
+        assert row["dense_agrees"] == 1
+
+
+def test_layers_with_a_sliding_window_keep_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        max_position_embeddings=256,
+        initializer_range=0.4,
+        attn_implementation="sdpa",
+    )
+    model = Gemma3ForCausalLM(config).eval()
+    gemma = LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
+    settings = options(block_sizes_tokens=(8,), predictors=("draft2",), budgets_tokens=(16, 128), fetch_caps=(1.0,))
+    measure_quality(settings, tmp_path, gemma)
+    for row in pq.read_table(tmp_path / "prompts.parquet").to_pylist():
+        index = int(row["prompt"][1])
+        assert row["nll_dense"] == pytest.approx(dense_nll(gemma, settings, index), abs=1e-4)
+        whole = row["policy.kv_budget_tokens"] == 128
+        assert (abs(row["kl"]) < 1e-5) == whole
+        assert (row["recall"] == pytest.approx(1, abs=1e-5)) == whole
+
+
+def test_prompts_side_by_side_are_as_each_alone(
+    loaded: LoadedModel, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = pq.read_table(measure_quality(options(prompts_per_batch=1), tmp_path, loaded)).to_pylist()
+    assert len(alone) == len(rows)
+    for row in rows:
+        other = next(r for r in alone if all(r[key] == row[key] for key in KEYS))
+        assert {k: v for k, v in other.items() if isinstance(v, float)} == pytest.approx(
+            {k: v for k, v in row.items() if isinstance(v, float)}, abs=1e-5
+        )
 
 
 def test_less_budget_loses_more(rows: list[dict[str, Any]]) -> None:
@@ -155,14 +208,102 @@ def test_a_right_draft_finds_more_than_a_random_ranking(rows: list[dict[str, Any
         assert mean(oracle, "hit_rate") > mean(chance, "hit_rate") + 0.1
 
 
-def test_a_finished_prompt_is_not_repeated(loaded: LoadedModel, tmp_path: Path) -> None:
-    settings = options(predictors=("previous",), block_sizes_tokens=(8,), steps=4)
-    measure_quality(settings, tmp_path, loaded)
-    before = (tmp_path / "steps-p0.parquet").stat().st_mtime_ns
-    first = (tmp_path / "quality.parquet").read_bytes()
-    measure_quality(settings, tmp_path, loaded)
-    assert (tmp_path / "steps-p0.parquet").stat().st_mtime_ns == before
-    assert (tmp_path / "quality.parquet").read_bytes() == first
+def test_what_the_deadline_left_is_done_by_repeating(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = options(predictors=("previous",), steps=4, prompts_per_batch=1)
+    whole = measure_quality(settings, tmp_path / "whole", loaded).read_bytes()
+    ticks = iter(range(1000))
+    with monkeypatch.context() as patched:
+        patched.setattr(quality.time, "perf_counter", lambda: float(next(ticks)))
+        with pytest.raises(InputError, match=r"deadline_s: 0\.5 s ended before"):
+            measure_quality(settings.model_copy(update={"deadline_s": 0.5}), tmp_path / "parts", loaded)
+        path = measure_quality(settings.model_copy(update={"deadline_s": 6.0}), tmp_path / "parts", loaded)
+    done = pq.read_table(tmp_path / "parts" / "prompts.parquet").num_rows
+    assert 0 < done < 4 * 4
+    assert not json.loads((tmp_path / "parts" / "manifest.json").read_text())["complete"]
+    assert measure_quality(settings, tmp_path / "parts", loaded).read_bytes() == whole
+    assert path.read_bytes() == whole
+    before = (tmp_path / "parts" / "prompts.parquet").stat().st_mtime_ns
+    measure_quality(settings, tmp_path / "parts", loaded)
+    assert (tmp_path / "parts" / "prompts.parquet").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="holds results of another steps"):
+        measure_quality(settings.model_copy(update={"steps": 3}), tmp_path / "parts", loaded)
+
+
+def test_policies_decode_on_their_own_where_dense_finds_the_answers(loaded: LoadedModel, tmp_path: Path) -> None:
+    """The answer is what dense decode says; a budget of the whole context says it, a random working set does not."""
+    base = options()
+    prompts = []
+    for prompt, task in zip(base.prompts, ("easy", "hard"), strict=True):
+        with torch.inference_mode():
+            ids = [int(word) for word in str(prompt.text).split()]
+            said = dense_run(loaded, [ids], base, 6, 0).tokens[0, 1:7].tolist()
+        assert 0 not in said
+        answer = " ".join(map(str, said if task == "easy" else [23] * 6))
+        prompts.append(prompt.model_copy(update={"answer": answer, "task": task, "answer_tokens": 6}))
+    settings = base.model_copy(
+        update={"prompts": tuple(prompts), "block_sizes_tokens": (8,), "budgets_tokens": (8, 128), "fetch_caps": (1.0,)}
+    )
+    rows = pq.read_table(measure_quality(settings, tmp_path, loaded)).to_pylist()
+    assert {row["task"] for row in rows} == {"all", "easy", "hard"}
+    for row in rows:
+        if row["task"] != "easy" or row["predictor"] == "oracle":
+            assert row["exact_match"] is None
+        elif row["policy.kv_budget_tokens"] == 128:
+            assert (row["exact_match"], row["num_answers"]) == (1, 1)
+        elif row["predictor"] == "random":
+            assert row["exact_match"] == 0
+    assert {row["exact_match_dense"] for row in rows if row["task"] == "hard"} == {0}
+
+
+def test_an_answer_is_no_part_of_a_number() -> None:
+    said = [5, 41, 7, 0, 9]
+    assert holds_answer(WordTokenizer(), said, "41 7")
+    assert not holds_answer(WordTokenizer(), said, "41 7 0")
+    assert not holds_answer(WordTokenizer(), said, "1 7")
+    assert not holds_answer(WordTokenizer(), said, "4")
+    assert not holds_answer(WordTokenizer(), said, "9")
+
+
+def test_lockstep_head_guesses_as_each_alone(loaded: LoadedModel) -> None:
+    torch.manual_seed(1)
+    head = Eagle3Head(
+        Eagle3Config(
+            hidden_size=32,
+            target_hidden_size=32,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            intermediate_size=48,
+            vocab_size=24,
+            feature_layers=(0, 1, 2),
+        )
+    ).eval()
+    rng = np.random.default_rng(0)
+    sequences = rng.integers(0, 24, size=(2, 20))
+    with torch.inference_mode():
+        lockstep = LockstepEagle3(loaded, head)
+        ids = torch.tensor(sequences)
+        with captured(loaded.model, (0, 1, 2)) as passes:
+            loaded.model(ids)
+        together = []
+        for first, last in ((0, 12), (12, 13), (13, 16)):
+            following = ids[:, first + 1 : last + 1]
+            together.append(
+                lockstep.expanded(2).guess(
+                    passes[0][:, first:last].repeat_interleave(2, 0), following.repeat_interleave(2, 0), 3
+                )[::2]
+            )
+            assert torch.equal(lockstep.guess(passes[0][:, first:last], following, 3), together[-1])
+        for row, sequence in enumerate(sequences.tolist()):
+            alone = Eagle3Drafter(loaded.model, head, "head")
+            loaded.model(ids[row : row + 1])
+            every = alone._passes[0]
+            for index, (first, last) in enumerate(((0, 12), (12, 13), (13, 16))):
+                alone._passes[:] = [every[:, first:last]]
+                assert alone.guess(sequence[: last + 1], 3) == together[index][row].tolist()
+            alone.close()
 
 
 def test_ranking_on_the_device_equals_the_codec() -> None:
@@ -187,16 +328,23 @@ def test_interval_by_hand() -> None:
 
 
 def test_exact_match_only_where_dense_is_good_enough() -> None:
-    def table(found: list[bool], agrees: list[bool]) -> dict[str, Any]:
-        count = len(found)
-        columns: dict[str, Any] = {name: [0.5] * count for name in ("kl", "nll", "nll_dense", "recall", "hit_rate")}
-        columns |= {"predictor": ["previous"] * count, "policy.fetch_cap": [1.0] * count, "h2d_bytes": [64] * count}
-        columns |= {name: [16] * count for name in ("policy.kv_budget_tokens", "policy.block_size_tokens")}
-        columns |= {"policy.lookahead_k": [1] * count, "prompt": [f"p{i}" for i in range(count)], "agrees": agrees}
-        row: dict[str, Any] = summarise(pa.table(columns | {"dense_found_answer": found}), 20, 0, 0.3).to_pylist()[0]
-        return row
+    policy = {"predictor": "previous", "policy.fetch_cap": 1.0, "policy.kv_budget_tokens": 16}
+    policy |= {"policy.block_size_tokens": 16, "policy.lookahead_k": 1}
 
-    good = table([True, True, False, False], [True, False, True, True])
-    assert (good["exact_match_dense"], good["exact_match"]) == (0.5, 0.25)
-    poor = table([True, False, False, False], [True, True, True, True])
+    def row(dense: list[bool], own: list[bool]) -> dict[str, Any]:
+        means = dict.fromkeys(("kl", "nll", "nll_dense", "agrees", "recall", "hit_rate", "h2d_bytes"), 0.5)
+        prompts = [policy | means | {"prompt": f"p{i}", "task": "all", "num_steps": 2} for i in range(len(own))]
+        named = [{"prompt": f"p{i}", "task": "all"} for i in range(len(own))]
+        answers = [
+            dict.fromkeys(policy) | {"predictor": "dense"} | n | {"found": f} for n, f in zip(named, dense, strict=True)
+        ]
+        answers += [policy | n | {"found": f} for n, f in zip(named, own, strict=True)]
+        table = summarise(pa.Table.from_pylist(prompts), pa.Table.from_pylist(answers), 20, 0, 0.3)
+        only: dict[str, Any] = table.to_pylist()[0]
+        return only
+
+    good = row([True, True, False, False], [True, False, False, False])
+    assert (good["exact_match_dense"], good["exact_match"], good["num_answers"]) == (0.5, 0.25, 4)
+    assert good["exact_match_low"] < 0.25 < good["exact_match_high"]
+    poor = row([True, False, False, False], [True, True, True, True])
     assert (poor["exact_match_dense"], poor["exact_match"]) == (0.25, None)

@@ -30,7 +30,7 @@ def test_batch_equals_residency_of_each_policy_and_head() -> None:
 
     moved = 0
     admitted = ranking(12, LAYERS, HEADS)
-    batch.admit(admitted, 12)
+    batch.admit(admitted[None], 12)
     for units in single:
         for unit, residency in enumerate(units):
             residency.admit(admitted.reshape(-1, 11)[unit][None], 12)
@@ -63,3 +63,13 @@ def test_batch_equals_residency_of_each_policy_and_head() -> None:
                     found = np.flatnonzero(attended[b].reshape(4, -1)[unit])
                     np.testing.assert_array_equal(found, residency.attended()[0])
     assert moved > 50
+
+
+def test_policies_of_each_prompt_admit_by_its_own_ranking() -> None:
+    rankings = np.stack([np.arange(11), np.arange(11)[::-1]])[:, None, None].repeat(2, 1).repeat(2, 2).astype(np.int32)
+    kept = np.array([3, 5, 3, 5])
+    batch = ResidencyBatch(LAYERS, HEADS, kept, kept, np.zeros(4, dtype=bool), 12, 1)
+    batch.admit(rankings, 12)
+    for policy, first in ((0, 0), (1, 0), (2, 8), (3, 6)):
+        found = np.flatnonzero(batch.attended()[policy, 1, 1])
+        np.testing.assert_array_equal(found, np.arange(first, first + kept[policy]))

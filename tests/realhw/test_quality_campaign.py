@@ -1,0 +1,71 @@
+"""Prompts of the quality campaign: long enough, held out, with answers where they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from realhw.campaigns.quality_campaign import FULL, build_prompts
+from realhw.models import LoadedModel
+from realhw.prompt_sets import Example
+from realhw.quality_options import QualityOptions, policies_of
+from traces.errors import InputError
+from traces.schema import ModelGeometry
+
+
+class WordTokenizer:
+    """One token per word of a chat."""
+
+    chat_template = "words"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return " ".join(message["content"] for message in messages)
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+LOADED = LoadedModel(
+    None,
+    WordTokenizer(),
+    ModelGeometry(name="none", num_layers=1, num_query_heads=1, num_kv_heads=1, head_dim=8),
+    "none",
+)
+GSM8K = [Example("gsm", "reasoning", f"question {i} " + "word " * 10, "so " * 10 + f"\n#### {i}") for i in range(600)]
+MATH = [Example("math", "reasoning", f"problem {i} " + "word " * 10, "thus " * 10) for i in range(300)]
+CODE = [Example("human", "code", f"def f{i}(): " + "pass " * 10, "return " * 10) for i in range(60)]
+
+
+def test_prompts_reach_the_context_and_take_turns() -> None:
+    scale = replace(FULL, prompts=(("reasoning", 4), ("code", 2), ("needle", 3)), context_tokens=400)
+    prompts = build_prompts(LOADED, GSM8K + MATH + CODE, scale)
+    assert [prompt.task for prompt in prompts[:6]] == ["reasoning", "code", "needle"] * 2
+    assert len({prompt.name for prompt in prompts}) == len(prompts) == 9
+    for prompt in prompts:
+        assert prompt.messages is not None
+        text = " ".join(message.content for message in prompt.messages)
+        assert 400 <= len(text.split()) < 440
+        assert (prompt.answer is None) == (prompt.task == "code")
+        if prompt.task != "needle":
+            asked = next(e for e in GSM8K + CODE if e.question == prompt.messages[-1].content)
+            assert asked.held_out(0.1)
+            assert prompt.answer is None or prompt.answer == "#### " + asked.answer.rsplit("#### ", 1)[1]
+            assert sum(asked.question in message.content for message in prompt.messages) == 1
+
+
+def test_too_few_examples_are_an_error() -> None:
+    with pytest.raises(InputError, match="examples make less than 4096 tokens"):
+        build_prompts(LOADED, GSM8K[:50] + CODE[:50], replace(FULL, prompts=(("reasoning", 1),)))
+
+
+def test_grid_has_every_cell() -> None:
+    options = QualityOptions(
+        model="none",
+        prompts=build_prompts(LOADED, GSM8K + MATH + CODE, replace(FULL, context_tokens=300)),
+        fetch_caps=FULL.fetch_caps,
+        budgets_tokens=FULL.budgets_tokens,
+        block_sizes_tokens=FULL.block_sizes_tokens,
+        predictors=("previous", "draft1", "draft2", "draft3", "draft4", "oracle", "random"),
+    )
+    assert [len(policies_of(options, size)) for size in (8, 16, 32)] == [140] * 3
