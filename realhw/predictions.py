@@ -120,7 +120,7 @@ def predict(
     run = run_work(point, trace, expected, hardware)
     policy, steps = policy_of(point), steady_steps(point)
     rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
-    result = play([run], rates, HostTopology(hardware, 1, "local"))
+    result = play([run], rates, HostTopology(hardware, 1, PlacementSpec()))
     predicted = result.step_s[0][steps]
     measured = np.array(row["step_s"])[:, steps]
     repeats = measured.mean(axis=1)

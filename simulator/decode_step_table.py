@@ -16,6 +16,7 @@ from simulator import catalog, cost
 from simulator import step_layout as at
 from simulator.engine_rates import engine_rates
 from simulator.links import fetch_cost
+from simulator.specs.experiment import PlacementSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.policy import PolicySpec
 from simulator.step_layout import StepRules, StepWork
@@ -85,10 +86,13 @@ def predict_us(hardware: HardwareSpec, row: Measured) -> float:
         prefetch_s=np.full(shape, transfer_s),
         write_s=np.zeros(shape),
         waits_for_slots=np.ones(shape, dtype=np.bool_),
+        remote_first_s=np.zeros(shape),
+        remote_prefetch_s=np.zeros(shape),
     )
     rules = StepRules(model.num_layers, int(selection), on_demand=False, urgent=False, plan_waits=selection)
-    run = RunWork(rules, work, np.zeros(NUM_STEPS), np.zeros(NUM_STEPS), rate)
-    result = play([run], engine_rates(hardware, policy.transport, 16), HostTopology(hardware, 1, "local"))
+    nothing = np.zeros(NUM_STEPS)
+    run = RunWork(rules, work, nothing, nothing, rate, nothing, nothing)
+    result = play([run], engine_rates(hardware, policy.transport, 16), HostTopology(hardware, 1, PlacementSpec()))
     return float(result.step_s[0, NUM_STEPS // 2 :].mean() * 1e6)
 
 

@@ -98,7 +98,8 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
     shard(model, experiment.placement.tensor_parallel)
     num_gpus = gpus_in_use(hardware, experiment.placement)
-    HostTopology(hardware, num_gpus, numa)
+    placement = experiment.placement.model_copy(update={"host_numa": numa, "num_gpus": num_gpus})
+    HostTopology(hardware, num_gpus, placement)
     workload = experiment.workload.model_copy(update={"context_tokens": context_tokens})
     spec = experiment.model_copy(
         update={
@@ -106,7 +107,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             "model": _catalog_spelling(experiment.model, model.name),
             "hardware": _catalog_spelling(experiment.hardware, hardware.name),
             "workload": workload,
-            "placement": experiment.placement.model_copy(update={"host_numa": numa, "num_gpus": num_gpus}),
+            "placement": placement,
             "trace_group": group.name,
         }
     )

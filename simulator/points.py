@@ -116,7 +116,7 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
     from simulator.topology import HostTopology
 
     spec, policy = point.spec, point.policy
-    topology = HostTopology(point.hardware, point.num_gpus, spec.placement.host_numa)
+    topology = HostTopology(point.hardware, point.num_gpus, spec.placement)
     runs = run_works(point, demands)
     shortest = summary.warm_up_steps(runs[0]) + 1
     if spec.workload.output_tokens < shortest:
@@ -147,14 +147,14 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     """
     from simulator.engine_rates import engine_rates
     from simulator.step_reference import StepReference
+    from simulator.timeline import SharedLinks
     from simulator.topology import HostTopology
 
     point = resolve(experiment)
     workload = point.spec.workload.model_copy(update={"output_tokens": num_steps})
     point = replace(point, spec=point.spec.model_copy(update={"workload": workload}))
     runs = run_works(point, demands_by_gpu(point))
-    topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement.host_numa)
-    share = topology.shares(list(range(point.num_gpus)), runs[0].solo_bytes_per_s)[0]
+    share = SharedLinks(HostTopology(point.hardware, point.num_gpus, point.spec.placement), runs).begin_all()[0]
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 

@@ -16,7 +16,7 @@ from simulator.engine_rates import engine_rates
 from simulator.experiment import ResolvedExperiment, expand, resolve
 from simulator.points import demands_by_gpu, run_works
 from simulator.step_reference import play_host
-from simulator.timeline import play
+from simulator.timeline import SharedLinks, play
 from simulator.topology import HostTopology
 
 NUM_STEPS, WARM_UP_STEPS = 24, 4
@@ -41,15 +41,15 @@ def shared_link_error(point: ResolvedExperiment) -> SharedLinkError:
     """Play a point with several replicas both ways."""
     runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
-    topology = HostTopology(point.hardware, len(runs), point.spec.placement.host_numa)
-    solo = max(run.solo_bytes_per_s for run in runs)
+    topology = HostTopology(point.hardware, len(runs), point.spec.placement)
+    links = SharedLinks(topology, runs)
     fast = play(runs, rates, topology)
-    slow = play_host([(run.rules, run.work) for run in runs], rates, topology, solo)
+    slow = play_host([(run.rules, run.work) for run in runs], rates, topology, links.solo)
     return SharedLinkError(
         timeline_s=float(fast.step_s[:, WARM_UP_STEPS:].mean()),
         reference_s=float(np.mean([gpu.step_s[WARM_UP_STEPS:].mean() for gpu in slow])),
         link_utilization=float(fast.h2d_busy_s.sum() / fast.step_s.sum()),
-        link_share=topology.shares(list(range(len(runs))), solo)[0],
+        link_share=links.begin_all()[0].link,
     )
 
 

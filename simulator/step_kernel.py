@@ -1,4 +1,4 @@
-"""One decode step of one GPU as a compiled fluid loop over four engines (C, B, H, D).
+"""One decode step of one GPU as a compiled fluid loop over five engines (C, B, H, D, R).
 
 Between two events every active engine runs at the rate that `engine_rates` gives for the set of active ones. With
 all rates 1 this is the max-plus recurrence over layers. `step_reference` is the same model as SimPy processes.
@@ -20,11 +20,19 @@ from simulator.step_layout import (
     END,
     H_BUSY,
     HOP,
+    LEFT_FIRST,
+    LEFT_PREFETCH,
+    LEFT_REMOTE_FIRST,
+    LEFT_REMOTE_PREFETCH,
+    LEFT_SIDE,
+    LEFT_WRITE,
     N_ATTENTION,
     N_FIRST,
     N_PLANNED,
     N_PREFETCH,
     N_QKV,
+    N_REMOTE_FIRST,
+    N_REMOTE_PREFETCH,
     N_SELECTED,
     N_WRITTEN,
     NOW,
@@ -32,10 +40,7 @@ from simulator.step_layout import (
     PHASE_PART,
     PLAN,
     QKV,
-    R_FIRST,
-    R_PREFETCH,
-    R_SIDE,
-    R_WRITE,
+    R_BUSY,
     SCATTER,
     SCORE,
     SIDE_PLAN,
@@ -60,7 +65,10 @@ def run_step(
     on_demand: bool,
     urgent: bool,
     plan_waits: bool,
+    remote: bool,
+    lands_in_slots: bool,
     link_share: float,
+    remote_share: float,
     durations_s: Float,
     attention_s: Float,
     scatter_s: Float,
@@ -69,6 +77,8 @@ def run_step(
     prefetch_s: Float,
     write_s: Float,
     waits_for_slots: NDArray[np.bool_],
+    remote_first_s: Float,
+    remote_prefetch_s: Float,
     counts: NDArray[np.int64],
     clock: Float,
     planned_at_s: Float,
@@ -77,21 +87,23 @@ def run_step(
 ) -> float:
     """Advance one step and return its seconds.
 
-    `link_share` in (0, 1] scales H. Row t of `steps_s` [T, 16] gets the breakdown (13), the step, H busy and D busy.
-    Mutates `counts`, `clock`, `planned_at_s`.
-    Shapes: `durations_s` [T, 19], `attention_s` … `waits_for_slots` [T, L], `selects` [L], `rates` [5, 5, 2, 2, 4].
+    `link_share` in (0, 1] scales H, `remote_share` R. Row t of `steps_s` [T, 17] gets the breakdown (13), the step and
+    how long H, D and R were busy. Mutates `counts`, `clock`, `planned_at_s`.
+    Shapes: `durations_s` [T, 19], `attention_s` … `remote_prefetch_s` [T, L], `selects` [L], `rates` [5, 5, 2, 2, 4].
     """
     num_layers = selects.shape[0]
     ring = planned_at_s.shape[1]
     dur = durations_s[t]
     now = clock[NOW]
     start = now
-    side, first, prefetch, write = clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE]
-    h_busy_s = d_busy_s = 0.0
+    side, first, prefetch, write = clock[LEFT_SIDE], clock[LEFT_FIRST], clock[LEFT_PREFETCH], clock[LEFT_WRITE]
+    r_first, r_prefetch = clock[LEFT_REMOTE_FIRST], clock[LEFT_REMOTE_PREFETCH]
+    h_busy_s = d_busy_s = r_busy_s = 0.0
     parts_s = steps_s[t]
     num_qkv, num_selected, num_attended = counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION]
     num_planned, side_part = counts[N_PLANNED], counts[B_PART]
     num_first, num_prefetched, num_written = counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN]
+    num_r_first, num_r_prefetched = counts[N_REMOTE_FIRST], counts[N_REMOTE_PREFETCH]
     hop_s = dur[HOP]
     table = rates.reshape(-1)
     layer = 0
@@ -178,12 +190,60 @@ def run_step(
                     num_planned = done + 1
                     side = -1.0
                     moved = moved or wait_part >= 0  # attention may be waiting for it
+            # Engine R: what the plan of a (step, layer) takes from beyond the host, first queue before prefetches.
+            while remote:
+                if r_first < 0.0:
+                    h = num_r_first
+                    ht, hl = h // num_layers, h % num_layers
+                    if on_demand:
+                        if h >= num_selected:
+                            break
+                        ready = planned_at_s[0, ht % ring, hl] + hop_s
+                    else:
+                        if h >= num_planned or (lands_in_slots and waits_for_slots[ht, hl] and h >= num_attended):
+                            break
+                        ready = planned_at_s[1, ht % ring, hl] + hop_s
+                    if remote_first_s[ht, hl] > 0.0 or first_s[ht, hl] > 0.0:
+                        if ht >= 2 and num_written <= h - 2 * num_layers:
+                            break
+                        if now < ready:
+                            wake = min(wake, ready)
+                            break
+                    r_first = remote_first_s[ht, hl]
+                if r_first > 0.0:
+                    break
+                num_r_first += 1
+                r_first = -1.0
+            while remote and lookahead_k > 0:
+                if r_prefetch < 0.0:
+                    h = num_r_prefetched
+                    ht, hl = h // num_layers, h % num_layers
+                    if h >= num_planned:
+                        break
+                    if remote_prefetch_s[ht, hl] > 0.0 or prefetch_s[ht, hl] > 0.0:
+                        if lands_in_slots and waits_for_slots[ht, hl] and h >= num_attended:
+                            break
+                        if ht >= 2 and num_written <= h - 2 * num_layers:
+                            break
+                        ready = planned_at_s[1, ht % ring, hl] + hop_s
+                        if now < ready:
+                            wake = min(wake, ready)
+                            break
+                    r_prefetch = remote_prefetch_s[ht, hl]
+                if r_prefetch > 0.0:
+                    break
+                num_r_prefetched += 1
+                r_prefetch = -1.0
             # First queue: on demand (plan on C) or urgent (plan on B).
             while True:
                 if first < 0.0:
                     h = num_first
                     ht, hl = h // num_layers, h % num_layers
-                    if on_demand:
+                    if remote:
+                        if h >= num_r_first or (not on_demand and waits_for_slots[ht, hl] and h >= num_attended):
+                            break
+                        ready = now  # R has waited for plan, hop and write-back
+                    elif on_demand:
                         if h >= num_selected:
                             break
                         ready = planned_at_s[0, ht % ring, hl] + hop_s
@@ -191,7 +251,7 @@ def run_step(
                         if h >= num_planned or (waits_for_slots[ht, hl] and h >= num_attended):
                             break
                         ready = planned_at_s[1, ht % ring, hl] + hop_s
-                    if first_s[ht, hl] > 0.0:
+                    if first_s[ht, hl] > 0.0 and not remote:
                         if ht >= 2 and num_written <= h - 2 * num_layers:
                             break
                         if now < ready:
@@ -208,11 +268,11 @@ def run_step(
                 if prefetch < 0.0:
                     h = num_prefetched
                     ht, hl = h // num_layers, h % num_layers
-                    if h >= num_planned:
+                    if h >= (num_r_prefetched if remote else num_planned):
                         break
-                    if prefetch_s[ht, hl] > 0.0:
-                        if waits_for_slots[ht, hl] and h >= num_attended:
-                            break
+                    if prefetch_s[ht, hl] > 0.0 and waits_for_slots[ht, hl] and h >= num_attended:
+                        break
+                    if prefetch_s[ht, hl] > 0.0 and not remote:
                         if ht >= 2 and num_written <= h - 2 * num_layers:
                             break
                         ready = planned_at_s[1, ht % ring, hl] + hop_s
@@ -247,10 +307,11 @@ def run_step(
         h_left = first if first > 0.0 else prefetch
         h_on = 1 if h_left > 0.0 else 0
         d_on = 1 if write > 0.0 else 0
+        r_left = r_first if r_first > 0.0 else r_prefetch
         at = (((c_kind * 5 + b_kind) * 2 + h_on) * 2 + d_on) * 4
         c_rate, b_rate, h_rate, d_rate = table[at], table[at + 1], table[at + 2] * link_share, table[at + 3]
         dt = wake - now
-        c_dt = b_dt = h_dt = d_dt = INF
+        c_dt = b_dt = h_dt = d_dt = r_dt = INF
         if compute > 0.0:
             c_dt = compute / c_rate
             dt = min(dt, c_dt)
@@ -263,6 +324,9 @@ def run_step(
         if d_on:
             d_dt = write / d_rate
             dt = min(dt, d_dt)
+        if r_left > 0.0:
+            r_dt = r_left / remote_share
+            dt = min(dt, r_dt)
         if not now + dt < INF:
             raise RuntimeError("decode step is stuck: nothing runs and compute waits")
         parts_s[wait_part if wait_part >= 0 else PHASE_PART[phase]] += dt
@@ -280,12 +344,21 @@ def run_step(
         if d_on:
             d_busy_s += dt
             write = 0.0 if d_dt <= dt else write - d_rate * dt
+        if r_left > 0.0:
+            r_busy_s += dt
+            r_left = 0.0 if r_dt <= dt else r_left - remote_share * dt
+            if r_first > 0.0:
+                r_first = r_left
+            else:
+                r_prefetch = r_left
         now = wake if dt == wake - now else now + dt
     clock[NOW] = now
-    clock[R_SIDE], clock[R_FIRST], clock[R_PREFETCH], clock[R_WRITE] = side, first, prefetch, write
-    parts_s[STEP], parts_s[H_BUSY], parts_s[D_BUSY] = now - start, h_busy_s, d_busy_s
+    clock[LEFT_SIDE], clock[LEFT_FIRST], clock[LEFT_PREFETCH], clock[LEFT_WRITE] = side, first, prefetch, write
+    clock[LEFT_REMOTE_FIRST], clock[LEFT_REMOTE_PREFETCH] = r_first, r_prefetch
+    parts_s[STEP], parts_s[H_BUSY], parts_s[D_BUSY], parts_s[R_BUSY] = now - start, h_busy_s, d_busy_s, r_busy_s
     counts[N_QKV], counts[N_SELECTED], counts[N_ATTENTION] = num_qkv, num_selected, num_attended
     counts[N_PLANNED], counts[B_PART] = num_planned, side_part
+    counts[N_REMOTE_FIRST], counts[N_REMOTE_PREFETCH] = num_r_first, num_r_prefetched
     counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN] = num_first, num_prefetched, num_written
     elapsed_s: float = now - start
     return elapsed_s

@@ -40,7 +40,7 @@ PHASE_KIND = np.array(
 T_QKV, T_ATTENTION, T_FFN, T_SCORE, T_PLAN, T_GATHER, T_EXPOSED, T_ALLREDUCE, T_DRAFT, T_SAMPLING = range(10)
 T_LM_HEAD, T_SOFTWARE, T_OTHER = 10, 11, 12
 NUM_PARTS = 13
-STEP, H_BUSY, D_BUSY, NUM_STEP_COLUMNS = 13, 14, 15, 16
+STEP, H_BUSY, D_BUSY, R_BUSY, NUM_STEP_COLUMNS = 13, 14, 15, 16, 17
 """Columns after the breakdown in what `run_step` writes per step."""
 PHASE_PART = np.array(
     [
@@ -65,6 +65,10 @@ class StepRules:
     """Refine: the first queue's transfers serve step t + 1 and are planned on the side stream."""
     plan_waits: bool
     """A plan exists at all: a layer without fetches still waits for it."""
+    remote: bool = False
+    """Blocks come from beyond the host: engine R (NIC, NVMe) serves a (step, layer) before H2D does."""
+    lands_in_slots: bool = False
+    """R writes into slots itself, so it waits for attention to have read them; H2D has nothing to do."""
 
 
 @dataclass(slots=True)
@@ -72,20 +76,23 @@ class StepState:
     """What one GPU carries from step to step. Index g = step * num_layers + layer; queues are served in order of g."""
 
     counts: NDArray[np.int64]
-    """Finished: [qkv, selection on C, attention, side plans, first queue, prefetches, write-backs]."""
+    """Finished: [qkv, selection on C, attention, side plans, first queue, prefetches, write-backs, part of the side
+    stream, first queue on R, prefetches on R]."""
     clock: NDArray[np.float64]
-    """[now, remaining side stream, remaining first queue, remaining prefetch, remaining write-back]; -1: none."""
+    """[now, then what remains of: side stream, first queue, prefetch, write-back, both queues on R]; -1: none."""
     planned_at_s: NDArray[np.float64]
     """When the plan of (step mod ring, layer) was done, [2, ring, L]: on C, on B."""
 
 
 N_QKV, N_SELECTED, N_ATTENTION, N_PLANNED, N_FIRST, N_PREFETCH, N_WRITTEN, B_PART = range(8)
-NOW, R_SIDE, R_FIRST, R_PREFETCH, R_WRITE = range(5)
+N_REMOTE_FIRST, N_REMOTE_PREFETCH = 8, 9
+NOW, LEFT_SIDE, LEFT_FIRST, LEFT_PREFETCH, LEFT_WRITE, LEFT_REMOTE_FIRST, LEFT_REMOTE_PREFETCH = range(7)
 
 
 def new_state(num_layers: int, ring: int) -> StepState:
-    clock = np.array([0.0, -1.0, -1.0, -1.0, -1.0])
-    return StepState(np.zeros(8, dtype=np.int64), clock, np.zeros((2, ring, num_layers)))
+    clock = np.full(7, -1.0)
+    clock[NOW] = 0.0
+    return StepState(np.zeros(10, dtype=np.int64), clock, np.zeros((2, ring, num_layers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +115,7 @@ class StepWork:
     """[T, L]: write-back of new KV."""
     waits_for_slots: NDArray[np.bool_]
     """[T, L]: a prefetch or urgent transfer lands in slots that attention(t, l) still reads."""
+    remote_first_s: NDArray[np.float64]
+    """[T, L]: what of the first queue comes from beyond the host; it reaches H2D when all of the layer's has."""
+    remote_prefetch_s: NDArray[np.float64]
+    """[T, L]: the same of prefetches."""

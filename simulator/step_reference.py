@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import simpy
@@ -15,98 +13,9 @@ from numpy.typing import NDArray
 
 from simulator import step_layout as at
 from simulator.engine_rates import B, C, D, H, Kind
+from simulator.reference_engines import ENGINE_NAMES, EngineRecord, Engines, Process, R, TransferQueues
 from simulator.step_layout import StepRules, StepWork
-from simulator.topology import HostTopology
-
-Process = Generator[simpy.Event, Any, Any]
-ENGINE_NAMES = ("compute", "side stream", "H2D", "D2H")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRecord:
-    """One operation on one engine, for a timeline picture."""
-
-    gpu: int
-    engine: str
-    kind: str
-    step: int
-    layer: int
-    start_s: float
-    end_s: float
-
-
-class Engines:
-    """Four engines that slow each other: at most one operation each, re-timed whenever the active set changes."""
-
-    def __init__(self, env: simpy.Environment, rates: NDArray[np.float64], link_share: float) -> None:
-        self.env, self.rates, self.link_share = env, rates, link_share
-        self.on_link_change: Callable[[], None] = lambda: None
-        self.kind = [0, 0, 0, 0]
-        self.left = [0.0] * 4
-        self.done: list[simpy.Event | None] = [None] * 4
-        self.busy_s = [0.0] * 4
-        self.since = env.now
-        self.generation = 0
-
-    def _speed(self, engine: int) -> float:
-        rate = float(self.rates[self.kind[C], self.kind[B], self.kind[H], self.kind[D], engine])
-        return rate * self.link_share if engine == H else rate
-
-    def _progress(self) -> None:
-        elapsed = self.env.now - self.since
-        for engine in range(4):
-            if self.done[engine] is not None:
-                self.left[engine] -= elapsed * self._speed(engine)
-                self.busy_s[engine] += elapsed
-        self.since = self.env.now
-
-    def _reschedule(self) -> None:
-        self.generation += 1
-        active = [e for e in range(4) if self.done[e] is not None]
-        if active:
-            first = min(active, key=lambda e: self.left[e] / self._speed(e))
-            self.env.process(self._finish(first, max(0.0, self.left[first] / self._speed(first)), self.generation))
-
-    def _finish(self, engine: int, after_s: float, generation: int) -> Process:
-        yield self.env.timeout(after_s)
-        if generation != self.generation:
-            return  # the active set changed meanwhile
-        self._progress()
-        event, self.done[engine], self.kind[engine] = self.done[engine], None, 0
-        assert event is not None
-        event.succeed()
-        self._reschedule()
-        if engine == H:
-            self.on_link_change()
-
-    def run(self, engine: int, kind: int, work_s: float) -> simpy.Event:
-        """Start `work_s` seconds (alone) of work; the event fires when it is done."""
-        event = self.env.event()
-        if work_s <= 0.0:
-            return event.succeed()
-        assert self.done[engine] is None, "an engine runs one operation at a time"
-        self._progress()
-        self.kind[engine], self.left[engine], self.done[engine] = kind, work_s, event
-        self._reschedule()
-        if engine == H:
-            self.on_link_change()
-        return event
-
-    def pause(self, engine: int) -> float:
-        """Take the running operation off the engine; returns what is left of it."""
-        self._progress()
-        left, self.done[engine], self.kind[engine] = self.left[engine], None, 0
-        self._reschedule()
-        if engine == H:
-            self.on_link_change()
-        return left
-
-    def set_link_share(self, share: float) -> None:
-        """Another GPU started or stopped transferring: H goes on at `share` of its solo rate."""
-        if share != self.link_share:
-            self._progress()
-            self.link_share = share
-            self._reschedule()
+from simulator.topology import ALONE, HostTopology, Share, Solo
 
 
 class Flags:
@@ -133,13 +42,13 @@ class StepReference:
         rules: StepRules,
         work: StepWork,
         rates: NDArray[np.float64],
-        link_share: float = 1.0,
+        share: Share = ALONE,
         gpu: int = 0,
         env: simpy.Environment | None = None,
     ) -> None:
         self.rules, self.work, self.gpu = rules, work, gpu
         self.env = env or simpy.Environment()
-        self.engines = Engines(self.env, rates, link_share)
+        self.engines = Engines(self.env, rates, share)
         self.num_steps = work.durations_s.shape[0]
         self.step_s = np.zeros(self.num_steps)
         self.parts_s = np.zeros((self.num_steps, at.NUM_PARTS))
@@ -147,9 +56,9 @@ class StepReference:
         self.qkv, self.selected, self.attention, self.planned, self.first, self.prefetched, self.written = (
             Flags(self.env) for _ in range(7)
         )
-        self.link_wanted = self.env.event()
-        self.first_ready: list[tuple[int, int, float, simpy.Event]] = []
-        self.prefetch_ready: list[tuple[int, int, float, simpy.Event]] = []
+        self.remote_first, self.remote_prefetched = Flags(self.env), Flags(self.env)
+        self.link = TransferQueues(self.engines, H, self._record)
+        self.remote = TransferQueues(self.engines, R, self._record)
 
     def play(self) -> StepReference:
         self.env.run(until=self.start())
@@ -158,7 +67,10 @@ class StepReference:
     def start(self) -> simpy.Process:
         """Start all streams; returns the compute stream's process, which ends with the last step."""
         compute = self.env.process(self._compute())
-        for process in (self._side(), self._first(), self._prefetch(), self._write_back(), self._link()):
+        processes = [self._side(), self._first(), self._prefetch(), self._write_back(), self.link.serve()]
+        if self.rules.remote:
+            processes += [self._remote_first(), self._remote_prefetch(), self.remote.serve()]
+        for process in processes:
             self.env.process(process)
         return compute
 
@@ -249,19 +161,51 @@ class StepReference:
         if ready_s > self.env.now:
             yield self.env.timeout(ready_s - self.env.now)
 
-    def _first(self) -> Process:
+    def _remote_first(self) -> Process:
+        """What of a fetch comes from beyond the host, before H2D: R waits for plan, hop and write-back, not H2D."""
         on_demand = self.rules.on_demand
         plan = self.selected if on_demand else self.planned
         for t in range(self.num_steps):
             for layer in range(self.rules.num_layers):
                 yield plan.event(t, layer)
+                work_s = float(self.work.remote_first_s[t, layer])
+                if self.rules.lands_in_slots and not on_demand and self.work.waits_for_slots[t, layer]:
+                    yield self.attention.event(t, layer)
+                if work_s > 0 or self.work.first_s[t, layer] > 0:
+                    yield from self._hazards(t, layer, slots=False)
+                    yield from self._hop(plan, t, layer)
+                if work_s > 0:
+                    yield self.remote.ask(self.remote.first, t, layer, work_s)
+                self.remote_first.set(t, layer)
+
+    def _remote_prefetch(self) -> Process:
+        if self.rules.lookahead_k == 0:
+            return
+        for t in range(self.num_steps):
+            for layer in range(self.rules.num_layers):
+                yield self.planned.event(t, layer)
+                work_s = float(self.work.remote_prefetch_s[t, layer])
+                if work_s > 0 or self.work.prefetch_s[t, layer] > 0:
+                    yield from self._hazards(t, layer, slots=self.rules.lands_in_slots)
+                    yield from self._hop(self.planned, t, layer)
+                if work_s > 0:
+                    yield self.remote.ask(self.remote.prefetch, t, layer, work_s)
+                self.remote_prefetched.set(t, layer)
+
+    def _first(self) -> Process:
+        on_demand = self.rules.on_demand
+        plan = self.selected if on_demand else self.planned
+        for t in range(self.num_steps):
+            for layer in range(self.rules.num_layers):
+                yield (self.remote_first if self.rules.remote else plan).event(t, layer)
                 work_s = float(self.work.first_s[t, layer])
                 if not on_demand and self.work.waits_for_slots[t, layer]:
                     yield self.attention.event(t, layer)
                 if work_s > 0:
-                    yield from self._hazards(t, layer, slots=False)
-                    yield from self._hop(plan, t, layer)
-                    yield self._ask_link(self.first_ready, t, layer, work_s)
+                    if not self.rules.remote:
+                        yield from self._hazards(t, layer, slots=False)
+                        yield from self._hop(plan, t, layer)
+                    yield self.link.ask(self.link.first, t, layer, work_s)
                 self.first.set(t, layer)
 
     def _prefetch(self) -> Process:
@@ -269,46 +213,17 @@ class StepReference:
             return
         for t in range(self.num_steps):
             for layer in range(self.rules.num_layers):
-                yield self.planned.event(t, layer)
+                yield (self.remote_prefetched if self.rules.remote else self.planned).event(t, layer)
                 work_s = float(self.work.prefetch_s[t, layer])
                 if work_s > 0:
-                    yield from self._hazards(t, layer, slots=True)
-                    yield from self._hop(self.planned, t, layer)
-                    yield self._ask_link(self.prefetch_ready, t, layer, work_s)
+                    if self.rules.remote:
+                        if self.work.waits_for_slots[t, layer]:
+                            yield self.attention.event(t, layer)
+                    else:
+                        yield from self._hazards(t, layer, slots=True)
+                        yield from self._hop(self.planned, t, layer)
+                    yield self.link.ask(self.link.prefetch, t, layer, work_s)
                 self.prefetched.set(t, layer)
-
-    def _ask_link(
-        self, queue: list[tuple[int, int, float, simpy.Event]], t: int, layer: int, work_s: float
-    ) -> simpy.Event:
-        done = self.env.event()
-        queue.append((t, layer, work_s, done))
-        if not self.link_wanted.triggered:
-            self.link_wanted.succeed()
-        return done
-
-    def _link(self) -> Process:
-        """The H2D engine: first queue before prefetches, which it interrupts and later resumes."""
-        while True:
-            if not self.first_ready and not self.prefetch_ready:
-                self.link_wanted = self.env.event()
-                yield self.link_wanted
-            queue = self.first_ready or self.prefetch_ready
-            t, layer, work_s, done = queue.pop(0)
-            start = self.env.now
-            running = self.engines.run(H, 1, work_s)
-            if queue is self.first_ready:
-                yield running
-                self._record(H, "fetch", t, layer, start)
-                done.succeed()
-                continue
-            while not self.first_ready and not running.triggered:
-                self.link_wanted = self.env.event()
-                yield running | self.link_wanted
-            self._record(H, "prefetch", t, layer, start)
-            if running.triggered:
-                done.succeed()
-            else:
-                self.prefetch_ready.insert(0, (t, layer, self.engines.pause(H), done))
 
     def _write_back(self) -> Process:
         for t in range(self.num_steps):
@@ -324,7 +239,7 @@ def play_host(
     runs: Sequence[tuple[StepRules, StepWork]],
     rates: NDArray[np.float64],
     topology: HostTopology,
-    solo_bytes_per_s: float,
+    solo: Solo,
 ) -> list[StepReference]:
     """All GPUs of a host with link shares that change the moment a transfer starts or ends anywhere.
 
@@ -334,9 +249,9 @@ def play_host(
     gpus = [StepReference(rules, work, rates, gpu=gpu, env=env) for gpu, (rules, work) in enumerate(runs)]
 
     def share_out() -> None:
-        transferring = [gpu.gpu for gpu in gpus if gpu.engines.done[H] is not None]
-        for index, share in topology.shares(transferring, solo_bytes_per_s).items():
-            gpus[index].engines.set_link_share(share)
+        on_link, on_remote = ([gpu.gpu for gpu in gpus if gpu.engines.done[engine] is not None] for engine in (H, R))
+        for index, share in topology.shares(on_link, on_remote, solo).items():
+            gpus[index].engines.set_share(share)
 
     for gpu in gpus:
         gpu.engines.on_link_change = share_out

@@ -23,6 +23,7 @@ from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from simulator.step_layout import StepRules, StepWork
+from simulator.topology import Solo
 
 Float = NDArray[np.float64]
 
@@ -39,13 +40,24 @@ class RunWork:
     """[T]."""
     link_bytes_per_s: float
     """H2D rate of the transport alone on one GPU's link."""
+    remote_read_bytes: Float
+    """[T], from beyond the host."""
+    remote_write_bytes: Float
+    """[T], to beyond the host."""
     num_gpus: int = 1
 
     @property
-    def solo_bytes_per_s(self) -> float:
-        """What one GPU's transfers draw from its link while they run alone, overheads included."""
-        seconds = float(self.work.first_s.sum() + self.work.prefetch_s.sum())
-        return float(self.h2d_bytes.sum()) / self.num_gpus / seconds if seconds > 0 else self.link_bytes_per_s
+    def solo(self) -> Solo:
+        """What one GPU's transfers draw while they run alone, overheads included."""
+        work = self.work
+        link = _rate(self.h2d_bytes, work.first_s, work.prefetch_s, self.num_gpus)
+        remote = _rate(self.remote_read_bytes, work.remote_first_s, work.remote_prefetch_s, self.num_gpus)
+        return Solo(link or self.link_bytes_per_s, remote or 1.0)
+
+
+def _rate(num_bytes: Float, first_s: Float, prefetch_s: Float, num_gpus: int) -> float:
+    seconds = float(first_s.sum() + prefetch_s.sum())
+    return float(num_bytes.sum()) / num_gpus / seconds if seconds > 0 else 0.0
 
 
 def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
@@ -129,10 +141,14 @@ def build_run_work(
             prefetch_s=per_layer(moved.prefetch_s),
             write_s=per_layer(write_s),
             waits_for_slots=per_layer(moved.waits_for_slots).astype(np.bool_),
+            remote_first_s=np.zeros((num_steps, model.num_layers)),
+            remote_prefetch_s=np.zeros((num_steps, model.num_layers)),
         ),
         h2d_bytes=moved.h2d_bytes,
         d2h_bytes=d2h_bytes * model.tensor_parallel,
         link_bytes_per_s=link.bytes_per_s,
+        remote_read_bytes=np.zeros(num_steps),
+        remote_write_bytes=np.zeros(num_steps),
         num_gpus=model.tensor_parallel,
     )
 

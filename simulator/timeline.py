@@ -15,9 +15,9 @@ import simpy
 from numpy.typing import NDArray
 
 from simulator.step_kernel import run_step, run_steps
-from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, STEP, new_state
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, R_BUSY, STEP, new_state
 from simulator.step_work import RunWork
-from simulator.topology import HostTopology
+from simulator.topology import ALONE, HostTopology, Share, Solo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class TimelineResult:
     """What happened, per replica r and step t."""
 
     steps_s: NDArray[np.float64]
-    """[R, T, 16]: breakdown, step, H2D busy, D2H busy; what the properties below are views of."""
+    """[R, T, 17]: breakdown, step, how long H2D, D2H and the remote engine were busy. Below are views of it."""
 
     @property
     def parts_s(self) -> NDArray[np.float64]:
@@ -47,14 +47,22 @@ class TimelineResult:
         """[R, T]."""
         return self.steps_s[..., D_BUSY]
 
+    @property
+    def remote_busy_s(self) -> NDArray[np.float64]:
+        """[R, T]."""
+        return self.steps_s[..., R_BUSY]
+
 
 class SharedLinks:
     """Which replicas transfer now, and so each one's share of the host's links."""
 
-    def __init__(self, topology: HostTopology, num_replicas: int, solo_bytes_per_s: float) -> None:
-        self.topology, self.num_replicas, self.solo_bytes_per_s = topology, num_replicas, solo_bytes_per_s
+    def __init__(self, topology: HostTopology, runs: Sequence[RunWork]) -> None:
+        self.topology, self.num_replicas = topology, len(runs)
+        self.solo = Solo(max(run.solo.link for run in runs), max(run.solo.remote for run in runs))
+        self.uses_link = [bool(run.h2d_bytes.any()) for run in runs]
+        self.uses_remote = [bool(run.remote_read_bytes.any()) for run in runs]
         self.transferring: set[int] = set()
-        self.share: dict[int, float] = {}
+        self.share: dict[int, Share] = {}
 
     @property
     def are_shared(self) -> bool:
@@ -64,20 +72,34 @@ class SharedLinks:
         size = self.topology.num_gpus // self.num_replicas
         return range(replica * size, (replica + 1) * size)
 
-    def begin(self, replica: int) -> float:
-        """A step with transfers starts on `replica`; returns its share in (0, 1], that of its worst-placed GPU."""
+    def transfers(self, replica: int) -> bool:
+        return self.uses_link[replica] or self.uses_remote[replica]
+
+    def begin(self, replica: int) -> Share:
+        """A step starts on `replica`; returns its shares, those of its worst-placed GPU."""
+        if not self.transfers(replica):
+            return ALONE
         if replica not in self.transferring:
             self.transferring.add(replica)
             self._share_out()
-        return min(self.share[gpu] for gpu in self.gpus_of(replica))
+        shares = [self.share[gpu] for gpu in self.gpus_of(replica)]
+        return Share(min(share.link for share in shares), min(share.remote for share in shares))
+
+    def begin_all(self) -> list[Share]:
+        """Shares of each replica when all transfer."""
+        self.transferring = {replica for replica in range(self.num_replicas) if self.transfers(replica)}
+        self._share_out()
+        return [self.begin(replica) for replica in range(self.num_replicas)]
 
     def end(self, replica: int) -> None:
         self.transferring.discard(replica)
         self._share_out()
 
     def _share_out(self) -> None:
-        gpus = [gpu for replica in sorted(self.transferring) for gpu in self.gpus_of(replica)]
-        self.share = self.topology.shares(gpus, self.solo_bytes_per_s)
+        def gpus(uses: Sequence[bool]) -> list[int]:
+            return [gpu for replica in sorted(self.transferring) if uses[replica] for gpu in self.gpus_of(replica)]
+
+        self.share = self.topology.shares(gpus(self.uses_link), gpus(self.uses_remote), self.solo)
 
 
 def decode(
@@ -93,18 +115,19 @@ def decode(
     state = new_state(rules.num_layers, ring=rules.lookahead_k + 3)
     constants = (
         work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, result.steps_s[replica],
+        work.waits_for_slots, work.remote_first_s, work.remote_prefetch_s, state.counts, state.clock,
+        state.planned_at_s, rates, result.steps_s[replica],
     )  # fmt: skip
-    flags = (rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits)
+    flags = (
+        rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots
+    )  # fmt: skip
     num_steps = work.durations_s.shape[0]
-    transfers = bool(run.h2d_bytes.any())
-    if not links.are_shared or not transfers:
+    if not links.are_shared or not links.transfers(replica):
         # Nothing that another replica does can change this one's steps: they need no events of their own.
-        share = links.begin(replica) if transfers else 1.0
-        yield env.timeout(run_steps(num_steps, *flags, share, *constants))
+        yield env.timeout(run_steps(num_steps, *flags, *links.begin(replica), *constants))
         return
     for t in range(num_steps):
-        step_s = run_step(t, *flags, links.begin(replica), *constants)
+        step_s = run_step(t, *flags, *links.begin(replica), *constants)
         yield env.timeout(step_s)
     links.end(replica)
 
@@ -114,7 +137,7 @@ def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopo
     num_steps = runs[0].work.durations_s.shape[0]
     result = TimelineResult(np.zeros((len(runs), num_steps, NUM_STEP_COLUMNS)))
     env = simpy.Environment()
-    links = SharedLinks(topology, len(runs), max(run.solo_bytes_per_s for run in runs))
+    links = SharedLinks(topology, runs)
     for replica, run in enumerate(runs):
         env.process(decode(env, replica, run, rates, links, result))
     env.run()

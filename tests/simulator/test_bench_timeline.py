@@ -32,7 +32,7 @@ def test_timeline_steps_per_second(benchmark, monkeypatch, system, batch_size):
     point = resolve(experiment)
     runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
-    topology = HostTopology(point.hardware, 1, "local")
+    topology = HostTopology(point.hardware, 1, point.spec.placement)
     play(runs, rates, topology)
     benchmark.pedantic(play, (runs, rates, topology), rounds=5)
     benchmark.extra_info["steps_per_s"] = round(NUM_STEPS / benchmark.stats.stats.median)

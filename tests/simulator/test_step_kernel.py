@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,17 +17,19 @@ from simulator.step_layout import (
     NUM_DURATIONS,
     NUM_PARTS,
     NUM_STEP_COLUMNS,
+    R_BUSY,
     STEP,
     StepRules,
     StepWork,
     new_state,
 )
 from simulator.step_reference import StepReference
+from simulator.topology import ALONE, Share
 
 US = 1e-6
 
 
-def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, float]:
+def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, Share]:
     rng = np.random.default_rng(seed)
     steps, layers = int(rng.integers(2, 9)), int(rng.integers(1, 6))
     k = int(rng.integers(0, 4))
@@ -46,45 +50,55 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, float]:
         return rng.uniform(0, top, shape) * (rng.random(shape) < share)
 
     nothing = np.zeros(shape)
+    remote = bool(rng.integers(0, 2))
+    lands_in_slots = remote and bool(rng.integers(0, 2))
+    first_s = (some(0.7, 40 * US) if on_demand or urgent else nothing) * selects
+    prefetch_s = (some(0.7, 80 * US) if k else nothing) * selects
+    # What lands in slots does not go over the host link; what is staged may come from the host alone.
+    on_link = 0.0 if lands_in_slots else 1.0
+    from_remote = (some(2.0, 2.0) if lands_in_slots else some(0.7, 2.0)) if remote else nothing
     work = StepWork(
         durations_s=dur,
         attention_s=rng.uniform(5 * US, 40 * US, shape),
         scatter_s=some(0.5, 3 * US),
         selects=selects,
-        first_s=(some(0.7, 40 * US) if on_demand or urgent else nothing) * selects,
-        prefetch_s=(some(0.7, 80 * US) if k else nothing) * selects,
+        first_s=first_s * on_link,
+        prefetch_s=prefetch_s * on_link,
         write_s=some(0.3, 30 * US),
         waits_for_slots=rng.random(shape) < 0.5,
+        remote_first_s=first_s * from_remote,
+        remote_prefetch_s=prefetch_s * from_remote,
     )
     rates = np.ones((5, 5, 2, 2, 4)) if seed % 3 == 0 else rng.uniform(0.4, 1, (5, 5, 2, 2, 4))
     rates[0, ..., 0] = 1.0  # an idle kernel kind (software, all-reduce) is slowed by nothing
-    return StepRules(layers, k, on_demand, urgent, plan_waits=True), work, rates, float(rng.choice([1.0, 0.6]))
+    rules = StepRules(layers, k, on_demand, urgent, True, remote, lands_in_slots)
+    return rules, work, rates, Share(float(rng.choice([1.0, 0.6])), float(rng.choice([1.0, 0.3])))
 
 
-def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: float = 1.0):
+def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: Share = ALONE):
     steps = work.durations_s.shape[0]
     state = new_state(rules.num_layers, rules.lookahead_k + 3)
     steps_s = np.zeros((steps, NUM_STEP_COLUMNS))
     for t in range(steps):
         run_step(
-            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, work.durations_s,
-            work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-            work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, steps_s,
+            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
+            share.link, share.remote, work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s,
+            work.prefetch_s, work.write_s, work.waits_for_slots, work.remote_first_s, work.remote_prefetch_s,
+            state.counts, state.clock, state.planned_at_s, rates, steps_s,
         )  # fmt: skip
-    return steps_s[:, STEP], steps_s[:, :NUM_PARTS], (state, steps_s[:, H_BUSY].sum(), steps_s[:, D_BUSY].sum())
+    return steps_s[:, STEP], steps_s[:, :NUM_PARTS], (state, steps_s[:, [H_BUSY, D_BUSY, R_BUSY]].sum(axis=0))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_kernel_equals_simpy_reference(seed):
     rules, work, rates, share = random_case(seed)
-    step_s, parts_s, (_, h_busy_s, d_busy_s) = play(rules, work, rates, share)
+    step_s, parts_s, (_, busy_s) = play(rules, work, rates, share)
     reference = StepReference(rules, work, rates, share).play()
     np.testing.assert_allclose(step_s, reference.step_s, rtol=0, atol=1e-9)
     np.testing.assert_allclose(parts_s, reference.parts_s, rtol=0, atol=1e-9)
     # The reference stops when compute does; engines that are still busy then have been busy as long.
-    assert h_busy_s == pytest.approx(reference.engines.busy_s[2], abs=1e-4)
-    assert d_busy_s == pytest.approx(reference.engines.busy_s[3], abs=1e-4)
+    assert busy_s == pytest.approx(reference.engines.busy_s[2:], abs=2e-4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -100,7 +114,7 @@ def test_breakdown_sums_to_the_step(seed):
 def test_a_faster_link_never_makes_the_run_slower_when_engines_do_not_slow_each_other(seed):
     rules, work, _, _ = random_case(seed)
     rates = np.ones((5, 5, 2, 2, 4))
-    slow, fast = (play(rules, work, rates, share)[0].sum() for share in (0.5, 1.0))
+    slow, fast = (play(rules, work, rates, Share(share, share))[0].sum() for share in (0.5, 1.0))
     assert fast <= slow + 1e-12
 
 
@@ -117,6 +131,8 @@ def plain(steps: int, layers: int, transfer_s: float, k: int = 1, slack: bool = 
         prefetch_s=np.full(shape, transfer_s),
         write_s=np.zeros(shape),
         waits_for_slots=np.full(shape, not slack),
+        remote_first_s=np.zeros(shape),
+        remote_prefetch_s=np.zeros(shape),
     )
     return StepRules(layers, k, on_demand=False, urgent=False, plan_waits=True), work
 
@@ -183,8 +199,46 @@ def test_a_write_back_in_flight_holds_the_fetch_two_steps_later():
     assert step_s[-1] == pytest.approx(200 * US)
 
 
+def remote_chain(remote_s: float, link_s: float, **rules: bool) -> float:
+    """Last step of a long run whose every prefetch passes R, then H2D; 8 layers, slack."""
+    base, work = plain(40, 8, link_s, slack=True)
+    work.remote_prefetch_s[:] = remote_s
+    return float(play(replace(base, remote=True, **rules), work, ONES)[0][-1])
+
+
+@pytest.mark.parametrize(("remote_s", "link_s"), [(100 * US, 30 * US), (30 * US, 100 * US), (90 * US, 90 * US)])
+def test_the_slower_of_two_stages_binds(remote_s, link_s):
+    assert remote_chain(remote_s, link_s) == pytest.approx(8 * max(remote_s, link_s))
+
+
+def test_both_stages_hidden_cost_nothing():
+    assert remote_chain(50 * US, 50 * US) == pytest.approx(8 * 60 * US + 50 * US)
+
+
+def test_on_demand_pays_both_stages_one_after_the_other():
+    base, work = plain(6, 4, 0.0)
+    work.durations_s[:, at.SCORE : at.PLAN + 1] = 5 * US
+    work.first_s[:], work.remote_first_s[:] = 40 * US, 70 * US
+    on_demand = replace(base, lookahead_k=0, on_demand=True, remote=True)
+    _, parts_s, _ = play(on_demand, work, ONES)
+    assert parts_s[:, at.T_EXPOSED] == pytest.approx(4 * 110 * US)
+    work.first_s[:] = 0.0
+    _, parts_s, _ = play(replace(on_demand, lands_in_slots=True), work, ONES)
+    assert parts_s[:, at.T_EXPOSED] == pytest.approx(4 * 70 * US)
+
+
+def test_what_lands_in_slots_waits_for_their_readers():
+    def last_step(**rules: bool) -> float:
+        base, work = plain(20, 1, 0.0, slack=False)
+        work.remote_prefetch_s[:] = 90 * US
+        return float(play(replace(base, remote=True, **rules), work, ONES)[0][-1])
+
+    assert last_step(lands_in_slots=True) == pytest.approx(120 * US)  # after attention, as H2D (above)
+    assert last_step() == pytest.approx(110 * US)  # into host memory at any time: compute binds
+
+
 def test_no_prefetch_is_lost():
     rules, work = plain(40, 3, 100 * US)
-    _, _, (state, _, _) = play(rules, work, ONES)
+    _, _, (state, _) = play(rules, work, ONES)
     issued = 40 * 3
     assert issued - rules.num_layers <= state.counts[at.N_PREFETCH] <= issued
