@@ -23,6 +23,7 @@ from realhw.graph_timer import Branch, Timing, run_branches, summarise, time_lau
 from realhw.kernels.attention.api import AttentionConfig
 from realhw.kernels.gather.api import GatherConfig
 from realhw.kernels.score.api import ScoreConfig
+from realhw.schedule import PRIORITY
 from realhw.workbench import (
     GatherBench,
     Work,
@@ -86,7 +87,7 @@ def bench_ceilings(log: Log) -> None:
     log.figure("read", source.numel() * 4, measure(Work([read], 0)))
 
 
-def bench_kernels(log: Log, tune: bool) -> None:
+def bench_attention(log: Log, tune: bool) -> None:
     for batch in (16, 32, 64):
         configs = [AttentionConfig()]
         if tune and batch != 16:
@@ -98,32 +99,42 @@ def bench_kernels(log: Log, tune: bool) -> None:
                 for splits in ((2, 4, 8) if batch == 32 else (1, 2, 4))
             ]  # fmt: skip
         for config in configs:
-            work = attention_work(QWEN, batch, 2048, 2, config=config)
+            work = attention_work(QWEN, batch, 2064, 2, config=config)
             log.figure("attention", work.num_bytes, measure(work), batch=batch, rows=2, config=str(config))
-    for batch, blocks in ((16, 2048), (32, 1024), (64, 1024)):
-        score_configs = [ScoreConfig()]
+
+
+def bench_score(log: Log, tune: bool) -> None:
+    for batch, blocks in ((16, 2060), (32, 1030), (64, 1030)):
+        configs = [ScoreConfig()]
         if tune and batch != 32:
-            score_configs += [
+            configs += [
                 ScoreConfig(block_n, tiles, warps, stages)
                 for block_n, warps, stages in ((32, 4, 3), (32, 2, 4), (64, 4, 2), (64, 8, 3), (128, 8, 2), (32, 4, 5))
                 for tiles in (1, 4, 8)
             ]
-        for sconfig in score_configs:
-            work = score_work(QWEN, batch, blocks, sconfig)
-            log.figure("score", work.num_bytes, measure(work), batch=batch, blocks=blocks, config=str(sconfig))
-    for batch, blocks in ((16, 2048), (32, 1024), (64, 1024), (64, 2048)):
-        for warps in (1, 2, 4) if tune else (0,):
-            work = topk_work(QWEN, batch, blocks, 128, warps)
-            log.figure("topk", work.num_bytes, measure(work), batch=batch, blocks=blocks, warps=warps)
-    for batch in (16, 64):
-        reset = plan_reset_work(QWEN, batch, 128)
-        reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch)
+        for config in configs:
+            work = score_work(QWEN, batch, blocks, config)
+            log.figure("score", work.num_bytes, measure(work), batch=batch, blocks=blocks, config=str(config))
+
+
+def bench_select(log: Log, tune: bool) -> None:
+    """Top-K and plan: sizes on both sides of a power of two, 128 slots and 135."""
+    for batch, slots in ((64, 128), (64, 135), (1, 135), (16, 135), (32, 135)):
+        reset = plan_reset_work(QWEN, batch, slots)
+        reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch, slots=slots)
         for warps in (1, 2, 4) if tune else (0,):
             for cap in (6, 28):
-                work = plan_work(QWEN, batch, 1024, 128, cap, 128, warps)
+                work = plan_work(QWEN, batch, 1030, 128, cap, slots, warps)
                 timing = measure(work)
                 net = Timing(timing.median_s - reset_s, timing.spread_s, timing.repetitions)
-                log.figure("plan", work.num_bytes, net, batch=batch, cap=cap, warps=warps)
+                log.figure("plan", work.num_bytes, net, batch=batch, slots=slots, cap=cap, warps=warps)
+    for batch, blocks in ((64, 1030), (64, 1024), (32, 1030), (8, 1030), (16, 2060), (64, 2060)):
+        for search in (False, True) if tune else (False,):
+            for warps in (1, 2, 4) if tune else (0,):
+                work = topk_work(QWEN, batch, blocks, 128, warps, search)
+                log.figure(
+                    "topk", work.num_bytes, measure(work), batch=batch, blocks=blocks, warps=warps, search=search
+                )
 
 
 def bench_link(log: Log, bench: GatherBench) -> None:
@@ -178,48 +189,72 @@ def bench_batched_copies(log: Log, bench: GatherBench) -> None:
             log.figure(f"ce_{name}_cpu", size, summarise(cpu[2:]), count=count)
 
 
-def bench_gather_beside_stack(log: Log, bench: GatherBench) -> None:
+BESIDE = (
+    GatherConfig(8, 4, 8), GatherConfig(6, 4, 8), GatherConfig(5, 8, 8), GatherConfig(4, 8, 16),
+    GatherConfig(8, 1, 1, 6), GatherConfig(6, 1, 1, 6), GatherConfig(16, 1, 4, 3),
+)  # fmt: skip
+BESIDE_TUNE = (
+    *BESIDE, GatherConfig(7, 4, 8), GatherConfig(6, 8, 8), GatherConfig(8, 8, 16), GatherConfig(8, 4, 4),
+    GatherConfig(12, 4, 8), GatherConfig(16, 2, 8), GatherConfig(3, 8, 16), GatherConfig(2, 16, 16),
+    GatherConfig(4, 1, 1, 10), GatherConfig(4, 2, 2, 6), GatherConfig(6, 1, 2, 8), GatherConfig(8, 1, 2, 4),
+    GatherConfig(8, 2, 4, 3), GatherConfig(12, 1, 1, 4), GatherConfig(32, 1, 1, 2), GatherConfig(5, 1, 1, 8),
+)  # fmt: skip
+
+
+def bench_gather_beside_stack(log: Log, bench: GatherBench, tune: bool) -> None:
     """A gather beside the layer stack (four products and attention a layer): rates of both against alone."""
     for batch in (32, 64):
         shapes = QWEN.layer_weight_shapes()
         layer = [weight_sets(n, k).product(2 * batch).launches for k, n in shapes.values()]
-        attention = attention_work(QWEN, batch, 2048, 2).launches
+        attention = attention_work(QWEN, batch, 2064, 2).launches
         stack = []
         for i in range(24):
             for part in (layer[0], attention, *layer[1:]):
                 stack.append(part[i % len(part)])
         first = Branch(stack, len(stack))
         alone = float(np.median(run_branches([first], 5)[:, 0]))
-        for ctas, unroll, warps in ((4, 4, 8), (8, 2, 8), (8, 4, 8), (16, 1, 4), (16, 2, 8), (16, 4, 8), (32, 2, 8)):
-            work = bench.gather(1024, GatherConfig(ctas, unroll, warps))
-            solo = time_launches(work.launches, 8, 5).median_s
-            for priority in (0, -5):
-                second = Branch(work.launches, max(1, int(0.9 * alone / solo)), priority)
-                both = np.median(run_branches([first, second], 5), axis=0)
-                rate = second.calls * solo / both[1]
-                timing = Timing(float(both[0]), 0.0, 5)
-                log.figure(
-                    "stack_beside_gather", 0, timing, batch=batch, ctas=ctas, unroll=unroll, warps=warps,
-                    priority=priority, stack_alone_us=alone * 1e6, slower=round(both[0] / alone, 4),
-                    gather_rate=round(rate, 4), gather_solo_GB_per_s=round(work.num_bytes / solo / 1e9, 2),
-                    gather_us=float(both[1]) * 1e6,
-                )  # fmt: skip
+        for config in BESIDE_TUNE if tune else BESIDE:
+            work = bench.gather(1024, config)
+            try:
+                solo = time_launches(work.launches, 8, 5).median_s
+            except RuntimeError as error:  # a shape that this GPU cannot hold is a finding, not a failure of the bench
+                print(f"{config}: {error}", file=sys.stderr)
+                continue
+            second = Branch(work.launches, max(1, int(0.9 * alone / solo)), PRIORITY["H"])
+            both = np.median(run_branches([first, second], 5), axis=0)
+            log.figure(
+                "stack_beside_gather", 0, Timing(float(both[0]), 0.0, 5), batch=batch, config=str(config),
+                stack_alone_us=alone * 1e6, slower=round(both[0] / alone, 4),
+                gather_rate=round(second.calls * solo / both[1], 4),
+                gather_solo_GB_per_s=round(work.num_bytes / solo / 1e9, 2), gather_us=float(both[1]) * 1e6,
+            )  # fmt: skip
+
+
+PARTS = ("select", "beside", "link", "batched", "attention", "score")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("kernel_bench.jsonl"))
     parser.add_argument("--tune", action="store_true", help="also try other tile shapes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--host-gib", type=int, default=2)
     options = parser.parse_args()
     print(json.dumps(device_info().as_dict()), flush=True)
     with options.out.open("w") as out:
         log = Log(out)
         bench_ceilings(log)
-        bench = GatherBench(options.host_gib << 30)
-        for part in (bench_link, bench_batched_copies, bench_gather_beside_stack):
-            part(log, bench)
-        bench_kernels(log, options.tune)
+        for part in options.parts:
+            if part in ("attention", "score", "select"):
+                {"attention": bench_attention, "score": bench_score, "select": bench_select}[part](log, options.tune)
+        if {"beside", "link", "batched"} & set(options.parts):
+            bench = GatherBench(options.host_gib << 30)
+            if "beside" in options.parts:
+                bench_gather_beside_stack(log, bench, options.tune)
+            if "link" in options.parts:
+                bench_link(log, bench)
+            if "batched" in options.parts:
+                bench_batched_copies(log, bench)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
         timing = time_launches(work.launches, 4, 7)
         recorder.add(
             "gather", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, ctas=ctas,
-            in_flight_bytes=config.unroll * bench.block_bytes,
+            in_flight_bytes=config.blocks_in_flight * bench.block_bytes,
         )  # fmt: skip
     for blocks in (0, 16, 64, 256, 1024, 4096):
         work = bench.gather(blocks, GatherConfig(num_ctas=8))

@@ -21,8 +21,8 @@ from realhw.kernels.attention.api import AttentionConfig, attention_scratch, cho
 from realhw.kernels.gather.api import gather_blocks
 from realhw.kernels.plan.api import BLOCK, Moves, PlanShape, admit, make_slots, plan_scratch, plan_step
 from realhw.kernels.pool.api import append_token, pool_blocks
-from realhw.kernels.score.api import score_blocks
-from realhw.kernels.topk.api import topk_blocks, topk_scratch, topk_table
+from realhw.kernels.score.api import make_scores, score_blocks
+from realhw.kernels.topk.api import topk_blocks, topk_table
 from realhw.kernels.writeback.api import write_back
 from realhw.schedule import Schedule
 from realhw.step_trace import Int32, StepTrace
@@ -128,8 +128,7 @@ class DecodeRunner:
         self.tokens = self._empty(batch, dtype=torch.int64)
         heads = batch * g.num_kv_heads
         kept = flow.num_kept
-        self._scores = self._empty(batch, g.num_kv_heads, self.max_blocks, dtype=torch.float32)
-        self._topk_scratch = topk_scratch(batch, g.num_kv_heads, kept, self.device)
+        self._scores = make_scores(batch, g.num_kv_heads, self.max_blocks, self.device)
         self._ids = self._empty(batch, g.num_kv_heads, kept, dtype=torch.int32)
         tokens = self.max_blocks * flow.block_size_tokens
         read = tokens if flow.kind == "dense" else min(tokens, (kept + 1) * flow.block_size_tokens)
@@ -216,7 +215,7 @@ class DecodeRunner:
         if not self.flow.moves:
             return []
         heads = self.batch_size * self.geometry.num_kv_heads
-        self._counters = torch.zeros(steps, layers, 2, 1, dtype=torch.int32, device=self.device)
+        self._counters = torch.zeros(steps, layers, 2, dtype=torch.int32, device=self.device)
         self._logs: list[tuple[torch.Tensor, torch.Tensor]] = []
         moves: list[list[Moves]] = []
         for t, allowed in enumerate(self.flow.allowed(steps)):
@@ -225,7 +224,7 @@ class DecodeRunner:
             evict = self._empty(layers, room + heads, 2, dtype=torch.int32)
             self._logs.append((fetch, evict))
             counters = self._counters[t]
-            moves.append([Moves(fetch[i], counters[i, 0], evict[i], counters[i, 1]) for i in range(layers)])
+            moves.append([Moves(fetch[i], evict[i], counters[i]) for i in range(layers)])
         return moves
 
     def _make_copies(self) -> CopyTransfers:
@@ -317,14 +316,11 @@ class DecodeRunner:
         schedule.mark_part("qkv")
         if flow.kind == "quest":
             self._select(layer, qkv, t, row=0)
-            topk_table(
-                self._scores, self.selectable[t], layer.table[parity], layer.counts[parity], self._topk_scratch,
-                self.slots_per_head,
-            )  # fmt: skip
+            topk_table(self._scores, self.selectable[t], layer.table[parity], layer.counts[parity], self.slots_per_head)
             schedule.mark_part("score+topk")
         elif flow.kind == "on-demand":
             self._select(layer, qkv, t, row=0)
-            topk_blocks(self._scores, self.selectable[t], self._ids, self._topk_scratch)
+            topk_blocks(self._scores, self.selectable[t], self._ids)
             schedule.mark_part("score+topk")
             self._plan(layer, t, index)
             schedule.mark_part("plan")
@@ -360,7 +356,7 @@ class DecodeRunner:
         with schedule.on("B"):
             schedule.wait("B", ("ready", t, index))
             self._select(layer, qkv, t, row=flow.rows_per_request - 1)
-            topk_blocks(self._scores, self.selectable[t], self._ids, self._topk_scratch)
+            topk_blocks(self._scores, self.selectable[t], self._ids)
             self._plan(layer, t, index)
             schedule.signal("B", ("planned", t, index))
         if flow.transport != "gather":
@@ -409,7 +405,7 @@ class DecodeRunner:
         assert self.host is not None
         moves = self.moves[t][index]
         gather_blocks(
-            self.host, layer.pool, moves.fetch, moves.fetch_count, index, self.slots_per_head, self.flow.gather
+            self.host, layer.pool, moves.fetch, moves.counts[:1], index, self.slots_per_head, self.flow.gather
         )
 
     def _append(self, layer: LayerState, qkv: torch.Tensor, t: int) -> None:
@@ -450,7 +446,7 @@ class DecodeRunner:
 
     def moved(self, t: int) -> list[tuple[Int32, Int32]]:
         """What step t's plans decided, read back, per layer: (fetched [n, 3], evicted [m, 2]) as `Moves` names them."""
-        counts = self._counters[t, :, :, 0].cpu()
+        counts = self._counters[t].cpu()
         fetch, evict = self._logs[t]
         most_fetched, most_evicted = counts.amax(0).tolist()
         fetched = fetch[:, :most_fetched].cpu().numpy()

@@ -12,8 +12,8 @@ from realhw.graph_timer import Launch
 from realhw.kernels.attention.api import AttentionConfig, attention_scratch, choose_splits, decode_attention
 from realhw.kernels.gather.api import GatherConfig, gather_blocks
 from realhw.kernels.plan.api import PlanShape, admit, make_moves, make_slots, plan_scratch, plan_step
-from realhw.kernels.score.api import ScoreConfig, score_blocks
-from realhw.kernels.topk.api import topk_blocks, topk_scratch
+from realhw.kernels.score.api import ScoreConfig, make_scores, score_blocks
+from realhw.kernels.topk.api import topk_blocks, topk_by_search
 
 ROTATION_BYTES = 8 << 30
 """Bytes that a launch sequence walks through before it repeats: many times the L2, and as scattered as a model."""
@@ -96,7 +96,7 @@ def score_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, config
     config = config or ScoreConfig()
     query = torch.randn(batch_size, geometry.num_q_heads, head_dim, device="cuda").bfloat16()
     counts = torch.full((batch_size,), num_blocks, dtype=torch.int32, device="cuda")
-    scores = torch.empty(batch_size, heads, num_blocks, device="cuda")
+    scores = make_scores(batch_size, heads, num_blocks, "cuda")
     num_bytes = batch_size * heads * num_blocks * 4 * head_dim
 
     def launch() -> Launch:
@@ -109,16 +109,18 @@ def score_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, config
     return Work([launch() for _ in range(num_sets(num_bytes))], num_bytes)
 
 
-def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 0) -> Work:
+def topk_work(
+    geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 0, search: bool = False
+) -> Work:
     """Top-K of one layer's scores."""
     heads = geometry.num_kv_heads
     counts = torch.full((batch_size,), num_blocks, dtype=torch.int32, device="cuda")
     ids = torch.empty(batch_size, heads, k, dtype=torch.int32, device="cuda")
-    scratch = topk_scratch(batch_size, heads, k, "cuda")
+    topk = topk_by_search if search else topk_blocks
 
     def launch() -> Launch:
-        scores = torch.randn(batch_size, heads, num_blocks, device="cuda")
-        return lambda: topk_blocks(scores, counts, ids, scratch, num_warps)
+        scores = make_scores(batch_size, heads, num_blocks, "cuda").normal_()
+        return lambda: topk(scores, counts, ids, num_warps)
 
     return Work([launch() for _ in range(SMALL_SETS)], batch_size * heads * (4 * num_blocks + 4 * k))
 
@@ -148,8 +150,7 @@ def plan_work(
 
         def run() -> None:
             slots.copy_(saved)
-            moves.fetch_count.zero_()
-            moves.evict_count.zero_()
+            moves.counts.zero_()
             plan_step(
                 shape, slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot, moves, scratch,
                 offset=0, layer=0, lookahead_k=1, num_steps=256, num_warps=num_warps,
@@ -164,12 +165,11 @@ def plan_reset_work(geometry: ModelGeometry, batch_size: int, k: int) -> Work:
     """What `plan_work` does beside the plan: restoring the slots and the counters."""
     slots = torch.zeros(batch_size, geometry.num_kv_heads, 4, k, dtype=torch.int32, device="cuda")
     saved = slots.clone()
-    counts = torch.zeros(2, 1, dtype=torch.int32, device="cuda")
+    counts = torch.zeros(2, dtype=torch.int32, device="cuda")
 
     def run() -> None:
         slots.copy_(saved)
-        counts[0].zero_()
-        counts[1].zero_()
+        counts.zero_()
 
     return Work([run], slots.numel() * 8)
 

@@ -26,6 +26,12 @@ def require_contiguous(**tensors: torch.Tensor) -> None:
             raise InputError(f"{name}: strides {tensor.stride()} of shape {tuple(tensor.shape)}, need contiguous")
 
 
+def require_rows(name: str, tensor: torch.Tensor) -> None:
+    """`InputError` unless [B, H, n] holds each row in one piece and its rows at one distance."""
+    if tensor.stride(2) != 1 or tensor.stride(0) != tensor.shape[1] * tensor.stride(1):
+        raise InputError(f"{name}: strides {tensor.stride()} of shape {tuple(tensor.shape)}, need rows at one distance")
+
+
 def require_range(name: str, value: int, low: int, high: int) -> None:
     """`InputError` unless low <= value <= high."""
     if not low <= value <= high:

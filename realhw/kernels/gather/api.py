@@ -13,11 +13,18 @@ from traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class GatherConfig:
-    """Grid of the gather, blocks in flight per program, warps."""
+    """Grid of the gather, blocks that a program copies at a time, warps, and depth of its pipeline."""
 
     num_ctas: int = 8
     unroll: int = 4
     num_warps: int = 8
+    num_stages: int = 1
+    """Above 1: through shared memory, num_stages - 1 groups of blocks in flight while one is stored."""
+
+    @property
+    def blocks_in_flight(self) -> int:
+        """Of one program."""
+        return self.unroll * max(1, self.num_stages - 1)
 
 
 DEFAULT = GatherConfig()
@@ -66,5 +73,6 @@ def gather_blocks(
         WORDS=words,
         WP=1 << (words - 1).bit_length(),
         UNROLL=config.unroll,
+        STAGES=config.num_stages,
         num_warps=config.num_warps,
     )

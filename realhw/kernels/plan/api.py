@@ -40,13 +40,12 @@ class Moves:
     """What plans decided, appended in no particular order. Counts must be zero before the first plan of a step.
 
     fetch int32 [max, 3]: request * H + head, block, slot; evict int32 [max, 2]: request * H + head, block; counts
-    int32 [1].
+    int32 [2]: rows of fetch, rows of evict.
     """
 
     fetch: torch.Tensor
-    fetch_count: torch.Tensor
     evict: torch.Tensor
-    evict_count: torch.Tensor
+    counts: torch.Tensor
 
 
 def make_moves(num_heads: int, shape: PlanShape, device: torch.device | str) -> Moves:
@@ -54,9 +53,8 @@ def make_moves(num_heads: int, shape: PlanShape, device: torch.device | str) -> 
     most = num_heads * (shape.num_kept + 1)
     return Moves(
         torch.empty(most, 3, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
         torch.empty(most, 2, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
+        torch.zeros(2, dtype=torch.int32, device=device),
     )
 
 
@@ -76,7 +74,7 @@ def admit(slots: torch.Tensor, ids: torch.Tensor) -> None:
 
 def plan_scratch(batch_size: int, num_kv_heads: int, shape: PlanShape, device: torch.device | str) -> torch.Tensor:
     """Work space of `plan_step`."""
-    width = 2 * _padded(shape.num_kept) + _padded(shape.num_slots)
+    width = shape.id_range + _padded(shape.num_slots)
     return torch.empty(batch_size * num_kv_heads, width, dtype=torch.int32, device=device)
 
 
@@ -117,6 +115,7 @@ def plan_step(
     for name, tensor in (
         ("slots", slots), ("rankings", rankings), ("rows", rows), ("allowed", allowed), ("clock", clock),
         ("kv_start", kv_start), ("table", table), ("counts", counts), ("fill_slot", fill_slot), ("scratch", scratch),
+        ("moves.fetch", moves.fetch), ("moves.evict", moves.evict), ("moves.counts", moves.counts),
     ):  # fmt: skip
         require_dtype(name, tensor, torch.int32)
     require_shape("slots", slots, (batch, heads, 4, shape.num_slots))
@@ -125,22 +124,23 @@ def plan_step(
     require_shape("kv_start", kv_start, (batch,))
     require_shape("counts", counts, (batch, heads))
     require_shape("fill_slot", fill_slot, (batch, heads))
+    require_shape("moves.counts", moves.counts, (2,))
+    require_shape("scratch", scratch, (batch * heads, shape.id_range + _padded(num_slots)))
     require_contiguous(slots=slots, rankings=rankings, table=table, counts=counts, fill_slot=fill_slot, scratch=scratch)
     require_range("num_kept", shape.num_kept, 1, shape.num_slots)
     require_range("layer", layer, 0, rankings.shape[1] - 1)
     require_range("num_steps", num_steps, 1, shape.max_steps)
     if table.shape[:2] != (batch, heads) or table.shape[2] < num_slots + 1:
         raise InputError(f"table: shape {tuple(table.shape)}, need [{batch}, {heads}, >= {num_slots + 1}]")
-    if shape.key_bits > 31:
-        raise InputError(f"plan: {shape.max_steps} steps of {shape.max_blocks} blocks overflow a 31-bit victim key")
-    kept_padded, slots_padded = _padded(shape.num_kept), _padded(num_slots)
+    if shape.key_bits > 30:
+        raise InputError(f"plan: {shape.max_steps} steps of {shape.max_blocks} blocks overflow a 30-bit victim key")
     residency_kernel[(batch * heads,)](
         slots, rankings, rows, allowed, clock, kv_start, table, counts, fill_slot,
-        moves.fetch, moves.fetch_count, moves.evict, moves.evict_count, scratch,
+        moves.fetch, moves.evict, moves.counts, scratch,
         offset, layer, lookahead_k, num_steps, rankings.stride(0), rankings.stride(1), heads,
         shape.num_kept, num_slots, rankings.shape[3], table.shape[2],
-        ON_DEMAND=lookahead_k == 0, P=shape.block_size_tokens, NB=shape.id_range, SP=slots_padded, KP=kept_padded,
-        MP=_padded(rankings.shape[3]), CHUNK=16, num_warps=num_warps or (4 if batch * heads <= 256 else 2),
+        ON_DEMAND=lookahead_k == 0, P=shape.block_size_tokens, NB=shape.id_range, SP=_padded(num_slots),
+        MP=_padded(rankings.shape[3]), KEY_BITS=shape.key_bits, num_warps=num_warps or 1,
     )  # fmt: skip
 
 

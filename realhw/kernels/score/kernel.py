@@ -20,6 +20,7 @@ def score_blocks_kernel(
     query_stride,
     H,
     n_max,
+    score_stride,
     G: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -45,4 +46,4 @@ def score_blocks_kernel(
         s = tl.dot(q, tl.trans(m), input_precision="ieee")
         s = tl.max(tl.where((rows < G)[:, None], s, float("-inf")), axis=0)
         s = tl.where(block < n, s, float("-inf"))
-        tl.store(scores + bh * n_max + block, s, mask=block < n_max)
+        tl.store(scores + bh * score_stride + block, s, mask=block < n_max)

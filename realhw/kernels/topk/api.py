@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_shape
-from realhw.kernels.topk.kernel import topk_blocks_kernel
-from realhw.kernels.topk.reference import KEY_BITS, id_bits
+from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_rows, require_shape
+from realhw.kernels.topk.kernel import topk_kernel
+from realhw.kernels.topk.reference import id_bits
+from realhw.kernels.topk.search import topk_search_kernel
 
 MAX_BLOCKS = 16384
 
 
-def topk_scratch(batch_size: int, num_kv_heads: int, k: int, device: torch.device | str) -> torch.Tensor:
-    """Work space of `topk_blocks`: int32 [B*H, K rounded up to a power of two]."""
-    padded = max(16, 1 << (k - 1).bit_length())
-    return torch.empty(batch_size * num_kv_heads, padded, dtype=torch.int32, device=device)
-
-
-def topk_blocks(
-    scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, scratch: torch.Tensor, num_warps: int = 0
-) -> None:
+def topk_blocks(scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, num_warps: int = 0) -> None:
     """Ids of the K best blocks in rank order: score descending, id ascending.
 
-    Scores are compared at their leading 30 − log2(n_max) bits (float32 has 19 of sign, exponent and mantissa at 2,048
+    Scores are compared at their leading 31 − log2(blocks) bits (20 of float32's sign, exponent and mantissa at 2,048
     blocks): closer ones count as ties, which go to the lower id.
 
-    scores float32 [B, H, n_max] without NaN; num_blocks int32 [B]; ids int32 [B, H, K], −1 where fewer than K blocks
-    exist; scratch from `topk_scratch`; num_warps 0: by size. Raises `InputError`.
+    scores float32 [B, H, n_max] without NaN (`score.api.make_scores`); num_blocks int32 [B]; ids int32 [B, H, K], −1
+    where fewer than K blocks exist; num_warps 0: by size. Raises `InputError`.
     """
-    _launch(scores, num_blocks, ids, scratch, ids.shape[2], None, 0, num_warps)
+    _launch(scores, num_blocks, ids, ids.shape[2], None, 0, num_warps)
 
 
 def topk_table(
@@ -36,7 +29,6 @@ def topk_table(
     num_blocks: torch.Tensor,
     table: torch.Tensor,
     counts: torch.Tensor,
-    scratch: torch.Tensor,
     blocks_per_head: int,
     num_warps: int = 0,
 ) -> None:
@@ -47,46 +39,67 @@ def topk_table(
     """
     require_dtype("counts", counts, torch.int32)
     require_shape("counts", counts, tuple(scores.shape[:2]))
-    _launch(scores, num_blocks, table, scratch, table.shape[2] - 1, counts, blocks_per_head, num_warps)
+    _launch(scores, num_blocks, table, table.shape[2] - 1, counts, blocks_per_head, num_warps)
+
+
+def topk_by_search(scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, num_warps: int = 0) -> None:
+    """`topk_blocks` by the other kernel."""
+    k = ids.shape[2]
+    _check(scores, num_blocks, ids, k)
+    batch, heads, n_max = scores.shape
+    padded = _padded(k, 16)
+    main, tail = split_width(n_max, 64)
+    scratch = torch.empty(batch * heads, padded, dtype=torch.int32, device=scores.device)
+    topk_search_kernel[(batch * heads,)](
+        scores, num_blocks, scratch, ids, heads, scores.stride(1),
+        K=k, NP=main, TP=tail, KP=padded, ID_BITS=id_bits(n_max), num_warps=num_warps or max(1, min(8, main // 1024)),
+    )  # fmt: skip
 
 
 def _launch(
     scores: torch.Tensor,
     num_blocks: torch.Tensor,
     ids: torch.Tensor,
-    scratch: torch.Tensor,
     k: int,
     counts: torch.Tensor | None,
     blocks_per_head: int,
     num_warps: int,
 ) -> None:
+    _check(scores, num_blocks, ids, k)
     batch, heads, n_max = scores.shape
+    padded = _padded(k, 16)
+    main, tail = split_width(n_max, padded)
+    topk_kernel[(batch * heads,)](
+        scores, num_blocks, ids, heads, scores.stride(1), num_blocks if counts is None else counts, blocks_per_head,
+        TABLE=counts is not None, K=k, NP=main, TP=tail, KP=padded, ID_BITS=id_bits(n_max),
+        num_warps=num_warps or default_warps(batch * heads, main),
+    )  # fmt: skip
+
+
+def split_width(count: int, least: int) -> tuple[int, int]:
+    """Powers of two >= `least` that hold `count` together; the second is 0 where it would not save a quarter."""
+    whole = _padded(count, least)
+    if whole == least or count > 3 * whole // 4:
+        return whole, 0
+    return whole // 2, _padded(count - whole // 2, least)
+
+
+def default_warps(num_heads: int, width: int) -> int:
+    """A warp for 1,024 scores where heads fill the chip, else four: steps within a warp need no shared memory."""
+    return max(1, min(8, width // (1024 if num_heads > 256 else 256)))
+
+
+def _check(scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, k: int) -> None:
     require_dtype("scores", scores, torch.float32)
     require_dtype("num_blocks", num_blocks, torch.int32)
     require_dtype("ids", ids, torch.int32)
-    require_shape("num_blocks", num_blocks, (batch,))
-    require_shape("ids", ids, (batch, heads, ids.shape[2]))
-    padded = max(16, 1 << (k - 1).bit_length())
-    require_shape("scratch", scratch, (batch * heads, padded))
-    require_contiguous(scores=scores, num_blocks=num_blocks, ids=ids, scratch=scratch)
-    require_range("blocks", n_max, 1, MAX_BLOCKS)
+    require_shape("num_blocks", num_blocks, (scores.shape[0],))
+    require_shape("ids", ids, (*scores.shape[:2], ids.shape[2]))
+    require_contiguous(num_blocks=num_blocks, ids=ids)
+    require_rows("scores", scores)
+    require_range("blocks", scores.shape[2], 1, MAX_BLOCKS)
     require_range("K", k, 1, 1024)
-    blocks_padded = max(64, 1 << (n_max - 1).bit_length())
-    topk_blocks_kernel[(batch * heads,)](
-        scores,
-        num_blocks,
-        scratch,
-        ids,
-        heads,
-        n_max,
-        blocks_per_head,
-        num_blocks if counts is None else counts,
-        TABLE=counts is not None,
-        K=k,
-        NP=blocks_padded,
-        KP=padded,
-        CHUNK=min(16, padded),
-        ID_BITS=id_bits(n_max),
-        KEY_BITS=KEY_BITS,
-        num_warps=num_warps or max(1, min(8, blocks_padded // 512)),
-    )
+
+
+def _padded(count: int, least: int) -> int:
+    return max(least, 1 << (count - 1).bit_length())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-KEY_BITS = 30
+KEY_BITS = 31
 """Bits of a sort key: the score's leading bits, then the id's complement."""
 
 

@@ -7,9 +7,9 @@ from realhw.kernels.attention import reference as attention_reference
 from realhw.kernels.attention.api import attention_scratch, choose_splits, decode_attention
 from realhw.kernels.gather.api import GatherConfig, gather_blocks
 from realhw.kernels.score import reference as score_reference
-from realhw.kernels.score.api import score_blocks
+from realhw.kernels.score.api import make_scores, score_blocks
 from realhw.kernels.topk import reference as topk_reference
-from realhw.kernels.topk.api import topk_blocks, topk_scratch
+from realhw.kernels.topk.api import topk_blocks, topk_by_search
 
 pytestmark = pytest.mark.gpu
 BATCH, HEADS, GROUP, HEAD_DIM, BLOCK = 4, 8, 4, 128, 16
@@ -35,22 +35,27 @@ def test_attention_at_size(width):
         assert float((out.double() - truth).norm() / truth.norm()) < 5e-3
 
 
-def test_scores_and_top_k_at_size():
-    metadata = random(BATCH, HEADS, 2048, 2, HEAD_DIM).sort(dim=3).values.contiguous()
+@pytest.mark.parametrize("n_max", [2048, 2060])
+def test_scores_and_top_k_at_size(n_max):
+    metadata = random(BATCH, HEADS, n_max, 2, HEAD_DIM).sort(dim=3).values.contiguous()
     query = random(BATCH, HEADS * GROUP, HEAD_DIM)
-    num_blocks = torch.tensor([2048, 2047, 1000, 65], dtype=torch.int32, device="cuda")
-    scores = torch.full((BATCH, HEADS, 2048), float("nan"), device="cuda")
+    num_blocks = torch.tensor([n_max, 2047, 1000, 65], dtype=torch.int32, device="cuda")
+    scores = make_scores(BATCH, HEADS, n_max, "cuda").fill_(float("nan"))
     score_blocks(query, metadata, num_blocks, scores)
     truth = score_reference.score_blocks(query, metadata, num_blocks, torch.float64)
     finite = torch.isfinite(truth)
     assert torch.equal(torch.isfinite(scores), finite)
     assert float((scores - truth)[finite].norm() / truth[finite].norm()) < 1e-5
-    ids = torch.full((BATCH, HEADS, 128), -77, dtype=torch.int32, device="cuda")
-    topk_blocks(scores, num_blocks, ids, topk_scratch(BATCH, HEADS, 128, "cuda"))
-    assert torch.equal(ids, topk_reference.topk_blocks(scores, num_blocks, 128))
+    expected = topk_reference.topk_blocks(scores, num_blocks, 128)
+    for topk, num_warps in ((topk_blocks, 0), (topk_blocks, 1), (topk_by_search, 1), (topk_by_search, 2)):
+        ids = torch.full((BATCH, HEADS, 128), -77, dtype=torch.int32, device="cuda")
+        topk(scores, num_blocks, ids, num_warps)
+        assert torch.equal(ids, expected)
 
 
-@pytest.mark.parametrize("config", [GatherConfig(), GatherConfig(32, 4, 8), GatherConfig(1, 1, 4)])
+@pytest.mark.parametrize(
+    "config", [GatherConfig(), GatherConfig(32, 4, 8), GatherConfig(6, 1, 4, 6), GatherConfig(4, 2, 2, 4)]
+)
 def test_gather_at_size_is_bit_exact(config):
     host = torch.empty(1, 1, 1, 4096, 2, BLOCK, HEAD_DIM, dtype=torch.bfloat16, pin_memory=True)
     host.view(torch.int32).random_()

@@ -4,9 +4,9 @@ import torch
 from realhw.kernels.pool import reference as pool_reference
 from realhw.kernels.pool.api import append_token, pool_blocks
 from realhw.kernels.score import reference as score_reference
-from realhw.kernels.score.api import ScoreConfig, score_blocks
+from realhw.kernels.score.api import ScoreConfig, make_scores, score_blocks
 from realhw.kernels.topk import reference as topk_reference
-from realhw.kernels.topk.api import topk_blocks, topk_scratch, topk_table
+from realhw.kernels.topk.api import topk_blocks, topk_by_search, topk_table
 from traces.errors import InputError
 
 # The interpreter's dot does not know bfloat16.
@@ -61,7 +61,7 @@ def test_scores_match_fp64_within_what_fp32_loses(group, head_dim, n_max, dtype,
     metadata = bounds.to(dtype)
     num_blocks = torch.tensor([n_max, max(1, n_max // 2)], dtype=torch.int32, device=device)
     metadata[1, :, n_max // 2 + 1 :] = float("nan")
-    scores = torch.full((batch, heads, n_max), float("nan"), device=device)
+    scores = make_scores(batch, heads, n_max, device).fill_(float("nan"))
     score_blocks(query, metadata, num_blocks, scores, ScoreConfig(block_n=16, tiles=2))
     truth = score_reference.score_blocks(query, metadata, num_blocks, torch.float64)
     eager = score_reference.score_blocks(query, metadata, num_blocks)
@@ -83,14 +83,16 @@ def test_score_reference_equals_the_corner_maximum(device):
     assert got.item() == pytest.approx(max(corners))
 
 
-@pytest.mark.parametrize(("n_max", "k"), [(37, 5), (64, 64), (130, 33), (3, 8)])
-def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(n_max, k, device, generator):
-    scores = torch.randint(-3, 4, (2, 2, n_max), device=device, generator=generator).float() / 2
+@pytest.mark.parametrize("topk", [topk_blocks, topk_by_search])
+@pytest.mark.parametrize(("n_max", "k"), [(37, 5), (64, 64), (130, 33), (3, 8), (260, 64)])
+def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(topk, n_max, k, device, generator):
+    scores = make_scores(2, 2, n_max, device)
+    scores[:] = torch.randint(-3, 4, (2, 2, n_max), device=device, generator=generator).float() / 2
     scores[0, 0] = torch.randn(n_max, device=device, generator=generator)
     scores[0, 1, ::2] = -0.0
     num_blocks = torch.tensor([n_max, max(1, n_max - 7)], dtype=torch.int32, device=device)
     ids = torch.full((2, 2, k), -77, dtype=torch.int32, device=device)
-    topk_blocks(scores, num_blocks, ids, topk_scratch(2, 2, k, device))
+    topk(scores, num_blocks, ids)
     assert torch.equal(ids, topk_reference.topk_blocks(scores, num_blocks, k))
 
 
@@ -99,7 +101,7 @@ def test_topk_table_adds_the_pool_base_and_the_open_block(device, generator):
     num_blocks = torch.tensor([19, 3], dtype=torch.int32, device=device)
     table = torch.full((2, 2, 7), -77, dtype=torch.int32, device=device)
     counts = torch.full((2, 2), -77, dtype=torch.int32, device=device)
-    topk_table(scores, num_blocks, table, counts, topk_scratch(2, 2, 6, device), 20)
+    topk_table(scores, num_blocks, table, counts, 20)
     ids = topk_reference.topk_blocks(scores, num_blocks, 6)
     assert counts.tolist() == [[7, 7], [4, 4]]
     for bh in range(4):
@@ -111,7 +113,7 @@ def test_topk_table_adds_the_pool_base_and_the_open_block(device, generator):
 def test_topk_without_any_block_is_empty(device):
     ids = torch.full((1, 1, 4), -77, dtype=torch.int32, device=device)
     none = torch.zeros(1, dtype=torch.int32, device=device)
-    topk_blocks(torch.zeros(1, 1, 8, device=device), none, ids, topk_scratch(1, 1, 4, device))
+    topk_blocks(torch.zeros(1, 1, 8, device=device), none, ids)
     assert ids.flatten().tolist() == [-1] * 4
 
 
@@ -127,5 +129,4 @@ def test_launchers_name_what_is_wrong(device):
             torch.zeros(1, 1, 8, device=device),
             torch.zeros(1, device=device),
             torch.zeros(1, 1, 4, dtype=torch.int32, device=device),
-            topk_scratch(1, 1, 4, device),
         )
