@@ -405,7 +405,7 @@ class DecodeRunner:
         assert self.host is not None
         moves = self.moves[t][index]
         gather_blocks(
-            self.host, layer.pool, moves.fetch, moves.counts[:1], index, self.slots_per_head, self.flow.gather
+            self.host, layer.pool, moves.fetch, moves.fetch_count, index, self.slots_per_head, self.flow.gather
         )
 
     def _append(self, layer: LayerState, qkv: torch.Tensor, t: int) -> None:

@@ -47,6 +47,11 @@ class Moves:
     evict: torch.Tensor
     counts: torch.Tensor
 
+    @property
+    def fetch_count(self) -> torch.Tensor:
+        """int32 [1], as `gather_blocks` takes it."""
+        return self.counts[:1]
+
 
 def make_moves(num_heads: int, shape: PlanShape, device: torch.device | str) -> Moves:
     """Room for everything that one plan of `num_heads` heads can move."""
