@@ -60,9 +60,10 @@ def measure_quality(
     grids = {size: policies_of(options, size) for size in options.block_sizes_tokens}
     out.mkdir(parents=True, exist_ok=True)
     _claim(out, options)
-    if progress:
-        progress("loading the model", 0, 1)
-    loaded = loaded or load_model(options.model, options.device, options.dtype)
+    if loaded is None:
+        if progress:
+            progress("loading the model", 0, 1)
+        loaded = load_model(options.model, options.device, options.dtype)
     require_supported(loaded)
     with torch.inference_mode():
         measurement = _Measurement(options, out, loaded, grids, progress, started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ KEYS = (
 DENSE, ALL_TASKS = "dense", "all"
 CONFIDENCE = 0.95
 Means = dict[str, NDArray[np.float64]]
+Metric = Callable[[Means], NDArray[np.float64]]
 
-METRICS: dict[str, Callable[[Means], NDArray[np.float64]]] = {
+METRICS: dict[str, Metric] = {
     "kl": lambda m: m["kl"],
     "nll_difference": lambda m: m["nll"] - m["nll_dense"],
     "perplexity_ratio": lambda m: np.exp(m["nll"] - m["nll_dense"]),
@@ -35,18 +37,27 @@ METRICS: dict[str, Callable[[Means], NDArray[np.float64]]] = {
 MEANS = ("kl", "nll", "nll_dense", "agrees", "recall", "hit_rate", "h2d_bytes")
 
 
-def bootstrap_interval(
-    sums: Means, counts: NDArray[np.float64], metric: Callable[[Means], NDArray[np.float64]], draws: NDArray[np.int64]
-) -> tuple[float, float, float]:
-    """(estimate, low, high) of a metric of means over all steps, resampling whole prompts.
+def bootstrap_intervals(
+    sums: Means, counts: NDArray[np.float64], metrics: dict[str, Metric], drawn: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Each metric of means over all steps with `_low` and `_high`, resampling whole prompts.
 
-    sums: per column [prompts]; counts [prompts]; draws [samples, prompts], indices of the prompts of each resample.
+    sums: per column [prompts]; counts [prompts]; drawn [samples, prompts], how often a resample holds each prompt.
     """
-    total = counts.sum()
-    estimate = metric({name: np.atleast_1d(values.sum() / total) for name, values in sums.items()})[0]
-    means = {name: values[draws].sum(axis=1) / counts[draws].sum(axis=1) for name, values in sums.items()}
-    low, high = np.quantile(metric(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(estimate), float(low), float(high)
+    whole = {name: np.atleast_1d(values.sum() / counts.sum()) for name, values in sums.items()}
+    resampled = {name: (drawn @ values) / (drawn @ counts) for name, values in sums.items()}
+    out: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        low, high = np.quantile(metric(resampled), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        out |= {name: float(metric(whole)[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
+    return out
+
+
+@cache
+def resamples(num_prompts: int, samples: int, seed: int) -> NDArray[np.float64]:
+    """How often each prompt is in each of `samples` draws of as many prompts, with replacement."""
+    share = np.full(num_prompts, 1 / num_prompts)
+    return np.random.default_rng(seed).multinomial(num_prompts, share, size=samples).astype(float)
 
 
 def summarise(
@@ -72,10 +83,8 @@ def summarise(
         for key, index in _by_policy(chosen).items():
             counts = chosen["num_steps"][index].astype(float)
             sums = {name: chosen[name][index].astype(float) * counts for name in MEANS}
-            draws = np.random.default_rng(seed).integers(len(index), size=(samples, len(index)))
             row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "task": task}
-            for metric, function in METRICS.items():
-                row |= _interval(metric, bootstrap_interval(sums, counts, function, draws))
+            row |= bootstrap_intervals(sums, counts, METRICS, resamples(len(index), samples, seed))
             row["exact_match_dense"] = share
             row |= _exact_match(right.get(key), samples, seed)
             row |= {"num_prompts": len(index), "num_steps": int(counts.sum())}
@@ -93,15 +102,11 @@ def dense_shares(answers: pa.Table) -> dict[str, float]:
 
 def _exact_match(right: NDArray[np.bool_] | None, samples: int, seed: int) -> dict[str, Any]:
     if right is None:
-        return _interval("exact_match", (None, None, None)) | {"num_answers": 0}
-    draws = np.random.default_rng(seed).integers(len(right), size=(samples, len(right)))
-    sums, counts = {"right": right.astype(float)}, np.ones(len(right))
-    interval = bootstrap_interval(sums, counts, lambda m: m["right"], draws)
-    return _interval("exact_match", interval) | {"num_answers": len(right)}
-
-
-def _interval(name: str, values: tuple[Any, Any, Any]) -> dict[str, Any]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+        return {"exact_match": None, "exact_match_low": None, "exact_match_high": None, "num_answers": 0}
+    count = len(right)
+    metrics: dict[str, Metric] = {"exact_match": lambda m: m["right"]}
+    sums, drawn = {"right": right.astype(float)}, resamples(count, samples, seed)
+    return bootstrap_intervals(sums, np.ones(count), metrics, drawn) | {"num_answers": count}
 
 
 def _columns(table: pa.Table) -> dict[str, NDArray[Any]]:

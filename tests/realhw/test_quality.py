@@ -24,7 +24,7 @@ from realhw.prompts import Prompt
 from realhw.quality import measure_quality
 from realhw.quality_decode import holds_answer
 from realhw.quality_options import QualityOptions, policies_of
-from realhw.quality_summary import KEYS, METRICS, bootstrap_interval, summarise
+from realhw.quality_summary import KEYS, METRICS, bootstrap_intervals, summarise
 from realhw.sparse_decode import rank_scores_on_device
 from traces.codec import rank_scores
 from traces.errors import InputError
@@ -323,8 +323,8 @@ def test_grid_has_no_duplicates_and_refuses_odd_budgets() -> None:
 def test_interval_by_hand() -> None:
     """Two prompts with 1 and 3 steps: the mean weighs steps, resamples weigh prompts."""
     sums, counts = {"kl": np.array([4.0, 0.0])}, np.array([1.0, 3.0])
-    draws = np.array([[0, 0], [1, 1]])
-    assert bootstrap_interval(sums, counts, METRICS["kl"], draws) == pytest.approx((1.0, 0.1, 3.9))
+    found = bootstrap_intervals(sums, counts, {"kl": METRICS["kl"]}, np.array([[2.0, 0.0], [0.0, 2.0]]))
+    assert found == pytest.approx({"kl": 1.0, "kl_low": 0.1, "kl_high": 3.9})
 
 
 def test_exact_match_only_where_dense_is_good_enough() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from realhw.campaigns.quality_campaign import FULL, build_prompts
+from realhw.campaigns.quality_campaign import FULL, PREDICTORS, Run, build_prompts
 from realhw.models import LoadedModel
 from realhw.prompt_sets import Example
 from realhw.quality_options import QualityOptions, policies_of
@@ -38,8 +36,8 @@ CODE = [Example("human", "code", f"def f{i}(): " + "pass " * 10, "return " * 10)
 
 
 def test_prompts_reach_the_context_and_take_turns() -> None:
-    scale = replace(FULL, prompts=(("reasoning", 4), ("code", 2), ("needle", 3)), context_tokens=400)
-    prompts = build_prompts(LOADED, GSM8K + MATH + CODE, scale)
+    run = Run((("reasoning", 4), ("code", 2), ("needle", 3)), 400)
+    prompts = build_prompts(LOADED, GSM8K + MATH + CODE, FULL, run)
     assert [prompt.task for prompt in prompts[:6]] == ["reasoning", "code", "needle"] * 2
     assert len({prompt.name for prompt in prompts}) == len(prompts) == 9
     for prompt in prompts:
@@ -56,16 +54,16 @@ def test_prompts_reach_the_context_and_take_turns() -> None:
 
 def test_too_few_examples_are_an_error() -> None:
     with pytest.raises(InputError, match="examples make less than 4096 tokens"):
-        build_prompts(LOADED, GSM8K[:50] + CODE[:50], replace(FULL, prompts=(("reasoning", 1),)))
+        build_prompts(LOADED, GSM8K[:50] + CODE[:50], FULL, Run((("reasoning", 1),), 4096))
 
 
 def test_grid_has_every_cell() -> None:
     options = QualityOptions(
         model="none",
-        prompts=build_prompts(LOADED, GSM8K + MATH + CODE, replace(FULL, context_tokens=300)),
+        prompts=build_prompts(LOADED, GSM8K + MATH + CODE, FULL, Run(FULL.runs[0].prompts, 300)),
         fetch_caps=FULL.fetch_caps,
         budgets_tokens=FULL.budgets_tokens,
         block_sizes_tokens=FULL.block_sizes_tokens,
-        predictors=("previous", "draft1", "draft2", "draft3", "draft4", "oracle", "random"),
+        predictors=PREDICTORS,
     )
     assert [len(policies_of(options, size)) for size in (8, 16, 32)] == [140] * 3
