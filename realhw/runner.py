@@ -112,6 +112,7 @@ class DecodeRunner:
         self.kv_start = self._int(kv_start)
         self.kv_len, self.selectable = self._int(kv_len), self._int(selectable)
         self.open_tokens = self._int(kv_len - selectable * size)
+        self._fills = (kv_len % size == 0).any(axis=1).tolist()
         self.clock = torch.zeros(1, dtype=torch.int32, device=self.device)
         heads = self.geometry.num_kv_heads
         self._all_blocks = (self.selectable + 1)[:, :, None].expand(-1, -1, heads).contiguous()
@@ -345,7 +346,7 @@ class DecodeRunner:
         schedule.mark_part("attention")
         if flow.kind == "lookahead":
             self._look_ahead(layer, qkv, t, index)
-        if flow.moves:
+        if flow.moves and self._fills[t]:
             self._write(layer, t, index)
         self._feed_forward(weights)
         schedule.mark_part("ffn")
