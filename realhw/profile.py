@@ -102,6 +102,8 @@ class _Builder:
                 row = {"kind": kind, "heads": r.params["batch"] * KV_HEADS, "size": r.params[size]}
                 if kind == "attention":
                     row["rows"] = r.params["rows"]
+                if kind in ("topk", "plan"):
+                    row["kept"] = r.params["k"]
                 rows.append({**row, "seconds": _round(r.median)})
         return rows
 

@@ -13,7 +13,7 @@ from simulator.selectors.table import SELECTORS
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
-from simulator.timed_kernels import timed_gemm_s, timed_kernel_s
+from simulator.timed_kernels import timed_gemm_s, timed_kernel_s, timed_selection_s
 
 NGRAM_LOOKUP_S = 20e-6
 """Prompt lookup on the CPU for a batch, before the step can start. Assumption: a hash probe per request."""
@@ -116,7 +116,7 @@ def selection_s(
     return (
         score_s(hardware, model, policy, batch_size, ranked),
         topk_s(hardware, model, policy, batch_size, ranked),
-        0.0 if policy.residency == "everything" else plan_s(hardware, model, batch_size, num_slots),
+        0.0 if policy.residency == "everything" else plan_s(hardware, model, policy, batch_size, num_slots),
     )
 
 
@@ -133,15 +133,15 @@ def score_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_
 
 
 def topk_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
-    timed = _timed_s(hardware, model, "topk", batch_size * scored_rows(policy), num_blocks)
+    timed = _timed_selection_s(hardware, model, "topk", batch_size * scored_rows(policy), num_blocks, policy)
     if timed is not None:
         return timed
     scores = batch_size * model.num_kv_heads * num_blocks * scored_rows(policy)
     return hardware.kernels.topk_t0_s.value + switch_s(hardware) + scores * hardware.kernels.topk_s_per_score.value
 
 
-def plan_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int, num_slots: int) -> float:
-    timed = _timed_s(hardware, model, "plan", batch_size, num_slots)
+def plan_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_slots: int) -> float:
+    timed = _timed_selection_s(hardware, model, "plan", batch_size, num_slots, policy)
     if timed is not None:
         return timed
     slots = batch_size * model.num_kv_heads * num_slots
@@ -156,6 +156,17 @@ def _timed_s(
     if kernels.timed_head_dim != model.head_dim:
         return None
     timed = timed_kernel_s(kernels, kind, batch_size * model.num_kv_heads, size, rows)
+    return None if timed is None else timed + switch_s(hardware)
+
+
+def _timed_selection_s(
+    hardware: HardwareSpec, model: ModelSpec, kind: str, batch_size: int, size: int, policy: PolicySpec
+) -> float | None:
+    """A top-K or plan launch as calibration timed it, at the policy's K; their time does not ask for head_dim."""
+    if policy.kv_budget_tokens is None:
+        return None
+    kept = policy.kv_budget_tokens // policy.block_size_tokens
+    timed = timed_selection_s(hardware.kernels, kind, batch_size * model.num_kv_heads, size, kept)
     return None if timed is None else timed + switch_s(hardware)
 
 
@@ -236,6 +247,9 @@ def step_collectives_s(hardware: HardwareSpec, model: ModelSpec, rows: int, batc
 def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
     """Logits of the real rows; unverified drafts need none. So large a matrix streams at the HBM read rate."""
     kernels = hardware.kernels
+    timed = timed_gemm_s(kernels, batch_size, model.lm_head_params // model.hidden, model.hidden)
+    if timed is not None:
+        return timed + switch_s(hardware)
     moved_s = (model.lm_head_bytes + 2.0 * batch_size * model.vocab) / hardware.gpu.hbm_read_bytes_per_s.value
     flops = 2.0 * batch_size * model.lm_head_params
     return kernels.gemm_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)

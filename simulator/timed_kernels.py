@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +29,47 @@ def timed_kernel_s(kernels: KernelFigures, kind: str, heads: int, size: int, row
             per_head = [float(np.interp(size, size_axis, row)) for row in seconds]
             return float(np.interp(heads, head_axis, per_head))
     return None
+
+
+def timed_selection_s(kernels: KernelFigures, kind: str, heads: int, size: int, kept: int) -> float | None:
+    """Seconds of a top-K or plan launch, which computes on size and K padded to powers of two; null outside.
+
+    Linear in heads and in the padded size, among launches whose ratio of padded size to padded K is the nearest timed.
+    """
+    width, ratio = padded(size), padded(size) / padded(kept)
+    families = _selection_families(kernels.timed, kind)
+    for _, head_axis, widths, seconds in sorted(families, key=lambda f: abs(math.log2(f[0] / ratio))):
+        if head_axis[0] <= heads <= head_axis[-1] and widths[0] <= width <= widths[-1]:
+            per_head = [float(np.interp(width, widths, row)) for row in seconds]
+            return float(np.interp(heads, head_axis, per_head))
+    return None
+
+
+def padded(count: int) -> int:
+    """What the selection kernels round a count up to."""
+    return max(16, 1 << (count - 1).bit_length())
+
+
+Axis = NDArray[np.float64]
+
+
+@lru_cache(maxsize=64)
+def _selection_families(
+    timed: tuple[TimedKernel, ...], kind: str
+) -> tuple[tuple[float, Axis, Axis, NDArray[np.float64]], ...]:
+    """(padded size / padded K, head axis, padded sizes, seconds [heads, sizes]) of every complete grid of a kind."""
+    found: dict[float, dict[tuple[int, int], list[float]]] = {}
+    for t in timed:
+        if t.kind == kind and t.kept is not None:
+            cells = found.setdefault(padded(t.size) / padded(t.kept), {})
+            cells.setdefault((t.heads, padded(t.size)), []).append(t.seconds)
+    families = []
+    for ratio, cells in found.items():
+        heads, widths = sorted({h for h, _ in cells}), sorted({w for _, w in cells})
+        if len(cells) == len(heads) * len(widths):
+            seconds = np.array([[float(np.mean(cells[h, w])) for w in widths] for h in heads])
+            families.append((ratio, np.array(heads, dtype=np.float64), np.array(widths, dtype=np.float64), seconds))
+    return tuple(families)
 
 
 @lru_cache(maxsize=256)

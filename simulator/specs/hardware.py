@@ -48,6 +48,8 @@ class TimedKernel(Spec):
     """Tokens per KV head (attention), blocks (score, topk), slots (plan)."""
     rows: PositiveInt = 1
     """Query rows per request (attention)."""
+    kept: PositiveInt | None = None
+    """K (topk, plan); these kernels pad K and size to powers of two."""
     seconds: PositiveFloat
 
 

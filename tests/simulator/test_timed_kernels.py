@@ -3,9 +3,10 @@ from typing import Any
 import pytest
 
 from simulator.catalog import load_hardware, load_model
-from simulator.cost import attention_s, gemm_s
+from simulator.cost import attention_s, gemm_s, lm_head_s, plan_s, topk_s
 from simulator.specs.hardware import KernelFigures, MeasuredGemm, TimedKernel
-from simulator.timed_kernels import timed_gemm_s, timed_kernel_s
+from simulator.specs.policy import PolicySpec
+from simulator.timed_kernels import timed_gemm_s, timed_kernel_s, timed_selection_s
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,30 @@ def test_the_cost_model_takes_what_was_timed_and_adds_the_switch() -> None:
     assert attention_s(profile, model, 32, 2064, 2, 1) < expected
     product = next(g for g in profile.kernels.gemms if (g.m, g.n, g.k) == (32, 6144, 4096))
     assert gemm_s(profile, 32, 6144, 4096) == pytest.approx(product.seconds + profile.kernels.switch_s.value)
+
+
+def test_selection_kernels_are_looked_up_at_their_padded_sizes() -> None:
+    profile, model = load_hardware("h200-sxm-calibrated"), load_model("Qwen3-8B")
+    kernels = profile.kernels
+    timed = {(t.kind, t.heads, t.size, t.kept): t.seconds for t in kernels.timed if t.kept is not None}
+    # 131 slots run in 256 lanes, as the timed 135 do, not in between 128 and 135.
+    assert timed_selection_s(kernels, "plan", 256, 131, 128) == timed["plan", 256, 135, 128]
+    assert timed_selection_s(kernels, "plan", 256, 128, 128) == timed["plan", 256, 128, 128]
+    # 256 lanes hold K = 256 exactly too: another kernel.
+    assert timed_selection_s(kernels, "plan", 256, 256, 256) == timed["plan", 256, 256, 256]
+    both = (timed["topk", 64, 1030, 128] + timed["topk", 64, 2040, 128]) / 2
+    assert timed_selection_s(kernels, "topk", 64, 1025, 128) == pytest.approx(both)
+    assert timed_selection_s(kernels, "topk", 64, 1 << 15, 4096) is None
+    assert timed_selection_s(kernels, "plan", 8192, 128, 128) is None
+    policy = PolicySpec(kv_budget_tokens=2048)
+    assert profile.kernels.switch_s is not None
+    switch = profile.kernels.switch_s.value
+    assert plan_s(profile, model, policy, 32, 131) == pytest.approx(timed["plan", 256, 135, 128] + switch)
+    assert topk_s(profile, model, policy, 8, 1025) == pytest.approx(both + switch)
+
+
+def test_the_output_matrix_is_a_timed_product() -> None:
+    profile, model = load_hardware("h200-sxm-calibrated"), load_model("Qwen3-8B")
+    product = next(g for g in profile.kernels.gemms if (g.m, g.n) == (64, model.vocab))
+    assert profile.kernels.switch_s is not None
+    assert lm_head_s(profile, model, 64) == pytest.approx(product.seconds + profile.kernels.switch_s.value)
