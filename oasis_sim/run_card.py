@@ -48,9 +48,20 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
         f"HBM {gigabytes(row['hbm_bytes_peak'])}, host {gigabytes(row['host_bytes_peak'])}; "
         f"largest batch {number(row['max_batch_size'])}"
     )
+    if row["draft_overhead_s"]:
+        out.print(f"  {speculation(row)}")
     out.print()
     out.print(breakdown_table(row))
     out.print(f"written to {folder}; next: [bold]oasis-sim sweep --system {shlex.quote(row['system'])}[/bold]")
+
+
+def speculation(row: Row) -> str:
+    """What drafts gain and what they cost."""
+    cost = f"drafting and its rows add {milliseconds(row['draft_overhead_s'])} of kernels to a step"
+    if not row.get("policy.verify_drafts"):
+        return cost
+    step = milliseconds(row["iteration_s"])
+    return f"{number(row['tokens_per_iteration'])} tokens per iteration of {step}; {cost}"
 
 
 def trace_line(row: Row) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.cost import drafts, eagle3_head_bytes, scored_bytes
+from simulator import draft_heads
+from simulator.cost import logit_rows, scored_bytes
 from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import EngineSpec
 from simulator.specs.hardware import HardwareSpec
@@ -103,23 +104,21 @@ class RequestBytes:
 
 def request_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> RequestBytes:
     num_blocks = -(-kv_len // policy.block_size_tokens)
-    has_head = drafts(policy) and policy.draft_head == "eagle3"
     host = 0
     if policy.offloads:
         host = model.working_set_bytes(num_blocks, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
     return RequestBytes(
         kv=kv_bytes_in_hbm(model, policy, kv_len),
         compressed_keys=selection_bytes_in_hbm(model, policy, num_blocks),
-        draft_kv=model.kv_bytes_per_token_per_layer(2) * kv_len if has_head else 0,
-        logits=4 * model.num_logits,  # fp32
+        draft_kv=draft_heads.kv_bytes(model, policy, kv_len),
+        logits=4 * logit_rows(policy) * model.num_logits,  # fp32
         host_kv=host,
     )
 
 
 def weights_bytes(model: ModelSpec, policy: PolicySpec) -> int:
     """The model, and the draft head where the policy runs one."""
-    has_head = drafts(policy) and policy.draft_head == "eagle3"
-    return model.weight_bytes + (eagle3_head_bytes(model) if has_head else 0)
+    return model.weight_bytes + draft_heads.head_bytes(model, policy)
 
 
 def activations_bytes(model: ModelSpec, num_tokens: int) -> int:

@@ -15,26 +15,42 @@ from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from simulator.timed_kernels import timed_gemm_s, timed_kernel_s, timed_selection_s
 
-NGRAM_LOOKUP_S = 20e-6
-"""Prompt lookup on the CPU for a batch, before the step can start. Assumption: a hash probe per request."""
-EAGLE3_DRAFT_VOCAB = 32_000
-"""Rows of an EAGLE-3 head's own lm_head. Source: EAGLE-3 (arXiv 2503.01840) released heads, draft_vocab_size."""
+LOOKAHEAD_WINDOW, LOOKAHEAD_CANDIDATES = 15, 15
+"""Columns W of lookahead decoding's window and candidate n-grams G. Source: arXiv 2402.02057, its 7B setting."""
 HIDDEN_BYTES = 2
 """Activations between layers are bf16."""
 
 
 def drafts(policy: PolicySpec) -> bool:
     """Whether the step carries draft rows. Oracle and random stand for perfect and useless drafts: same cost."""
-    return policy.predictor in ("draft", "oracle", "random")
+    return policy.verify_drafts or policy.predictor in ("draft", "oracle", "random")
 
 
 def draft_rows(policy: PolicySpec) -> int:
-    """Extra rows per request in the layer stack: one per drafted position, 1 … k."""
-    return policy.lookahead_k if drafts(policy) else 0
+    """Extra rows per request in the layer stack: one per drafted position, 1 … k.
+
+    Lookahead decoding runs W window columns and G candidates of k rows each (n-grams of k + 1 tokens) instead.
+    """
+    if not drafts(policy):
+        return 0
+    branches = LOOKAHEAD_WINDOW + LOOKAHEAD_CANDIDATES if policy.draft_head == "lookahead-ngram" else 1
+    return policy.lookahead_k * branches
+
+
+def logit_rows(policy: PolicySpec) -> int:
+    """Rows per request whose logits are computed: the real one, verified drafts, all of lookahead decoding's."""
+    if drafts(policy) and policy.draft_head == "lookahead-ngram":
+        return 1 + draft_rows(policy)
+    return 1 + policy.lookahead_k if policy.verify_drafts else 1
 
 
 def scored_rows(policy: PolicySpec) -> int:
-    """Query rows ranked per step and layer: the target's, or all (union), or the farthest and the nearest (refine)."""
+    """Query rows ranked per step and layer: the target's, or all (union), or the farthest and the nearest (refine).
+
+    Verified drafts: the real row and one per drafted position, as the working set serves all of them.
+    """
+    if policy.verify_drafts:
+        return 1 + policy.lookahead_k
     if not drafts(policy):
         return 1
     return {"single": 1, "union": policy.lookahead_k, "refine": 2}[policy.lookahead_mode]
@@ -71,16 +87,19 @@ def attention_s(
         timed = _timed_s(hardware, model, "attention", batch_size, kv_tokens, rows)
     if timed is not None:
         return timed
-    if dense_table and kernels.table is not None and rows == 1 and kv_bytes_per_element == 2 and model.mla is None:
+    measured = None
+    if dense_table and kernels.table is not None and kv_bytes_per_element == 2 and model.mla is None:
         measured = kernel_tables.decode_attention_s(
             kernels.table, batch_size, kv_tokens, model.num_q_heads, model.num_kv_heads, model.head_dim
         )
-        if measured is not None:
-            return measured
+    if measured is not None and rows == 1:
+        return measured
     num_bytes = batch_size * kv_tokens * model.kv_bytes_per_token_per_layer(kv_bytes_per_element)
     flops = 2.0 * batch_size * rows * kv_tokens * model.num_q_heads * 2 * model.key_elements_per_token_per_head
     moved_s = num_bytes / kernels.attention_bytes_per_s.value
     compute_s = flops / hardware.gpu.bf16_sustained_flops.value
+    if measured is not None:  # of one row: further rows read nothing more, and compute
+        return max(measured, kernels.attention_t0_s.value + switch_s(hardware) + compute_s)
     return kernels.attention_t0_s.value + switch_s(hardware) + max(moved_s, compute_s)
 
 
@@ -238,63 +257,32 @@ def layer_allreduces_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> f
     return 2 * allreduce_s(hardware, float(HIDDEN_BYTES * rows * model.hidden), model.tensor_parallel)
 
 
-def step_collectives_s(hardware: HardwareSpec, model: ModelSpec, rows: int, batch_size: int) -> float:
+def step_collectives_s(hardware: HardwareSpec, model: ModelSpec, rows: int, logit_rows: int) -> float:
     """Once per step: the all-reduce of embeddings split by vocabulary, and the gathering of bf16 logits."""
     embedded = allreduce_s(hardware, float(HIDDEN_BYTES * rows * model.hidden), model.tensor_parallel)
-    return embedded + allgather_s(hardware, 2.0 * batch_size * model.num_logits, model.tensor_parallel)
+    return embedded + logits_gather_s(hardware, model, logit_rows, model.vocab)
 
 
-def lm_head_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
-    """Logits of the real rows; unverified drafts need none. So large a matrix streams at the HBM read rate."""
+def logits_gather_s(hardware: HardwareSpec, model: ModelSpec, rows: int, vocab: int) -> float:
+    """Gathering of `rows` rows of bf16 logits of which every GPU has `vocab`."""
+    return allgather_s(hardware, 2.0 * rows * vocab * model.tensor_parallel, model.tensor_parallel)
+
+
+def lm_head_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """Logits of `rows` rows. So large a matrix streams at the HBM read rate."""
     kernels = hardware.kernels
-    timed = timed_gemm_s(kernels, batch_size, model.lm_head_params // model.hidden, model.hidden)
+    timed = timed_gemm_s(kernels, rows, model.lm_head_params // model.hidden, model.hidden)
     if timed is not None:
         return timed + switch_s(hardware)
-    moved_s = (model.lm_head_bytes + 2.0 * batch_size * model.vocab) / hardware.gpu.hbm_read_bytes_per_s.value
-    flops = 2.0 * batch_size * model.lm_head_params
+    moved_s = (model.lm_head_bytes + 2.0 * rows * model.vocab) / hardware.gpu.hbm_read_bytes_per_s.value
+    flops = 2.0 * rows * model.lm_head_params
     return kernels.gemm_t0_s.value + max(moved_s, flops / hardware.gpu.bf16_sustained_flops.value)
 
 
-def sampling_s(hardware: HardwareSpec, model: ModelSpec, batch_size: int) -> float:
-    """One pass over fp32 logits [B, vocab], on every GPU of a replica alike."""
+def sampling_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """One pass over fp32 logits [rows, vocab], on every GPU of a replica alike."""
     kernels = hardware.kernels
-    return kernels.sampling_t0_s.value + 4.0 * batch_size * model.num_logits / kernels.sampling_bytes_per_s.value
-
-
-def eagle3_head_bytes(model: ModelSpec) -> int:
-    """bf16 weights of a one-layer head: fusion 3h -> h, attention on 2h inputs, o, FFN, its own lm_head.
-
-    Source: EAGLE-3 (arXiv 2503.01840) section 3: three hidden states fused, token embedding concatenated.
-    """
-    h = model.hidden
-    qkv = 2 * h * (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
-    params = 3 * h * h + qkv + model.num_q_heads * model.head_dim * h + 3 * h * model.intermediate
-    return 2 * (params + h * _draft_vocab(model))
-
-
-def _draft_vocab(model: ModelSpec) -> int:
-    return min(model.vocab, -(-EAGLE3_DRAFT_VOCAB // model.tensor_parallel))
-
-
-def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, kv_len: int) -> float:
-    """Drafting k tokens before layer 0: k passes of the head over its own KV of the whole context, or a CPU lookup."""
-    if not drafts(policy):
-        return 0.0
-    if policy.draft_head == "ngram":
-        return NGRAM_LOOKUP_S
-    h, heads = model.hidden, (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
-    fuse = gemm_s(hardware, batch_size, h, 3 * h)
-    one_pass = (
-        gemm_s(hardware, batch_size, heads, 2 * h)
-        + attention_s(hardware, model, batch_size, kv_len, 1, 2, dense_table=True)
-        + gemm_s(hardware, batch_size, h, model.num_q_heads * model.head_dim)
-        + gemm_s(hardware, batch_size, 2 * model.intermediate, h)
-        + gemm_s(hardware, batch_size, h, model.intermediate)
-        + gemm_s(hardware, batch_size, _draft_vocab(model), h)
-        + layer_allreduces_s(hardware, model, batch_size)
-        + allgather_s(hardware, 2.0 * batch_size * _draft_vocab(model) * model.tensor_parallel, model.tensor_parallel)
-    )
-    return fuse + policy.lookahead_k * one_pass
+    return kernels.sampling_t0_s.value + 4.0 * rows * model.num_logits / kernels.sampling_bytes_per_s.value
 
 
 def prefill_s(hardware: HardwareSpec, model: ModelSpec, context_tokens: int) -> float:

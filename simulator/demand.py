@@ -74,6 +74,8 @@ class Demand:
     steady_start: int
     steady_stop: int
     """Rows [start, stop) that means use and long runs repeat: both the plan and its attention lie in the trace."""
+    tokens: Int32 | None = None
+    """[S], positions that the request advances by in each step; null: one (no drafts are verified)."""
     per_head: Mapping[str, NDArray[np.int32 | np.float64]] | None = None
     """On request: the same fields before the sum, [S, L, H]."""
 
@@ -84,6 +86,14 @@ class Demand:
     @property
     def num_layers(self) -> int:
         return int(self.hit.shape[1])
+
+    def tokens_by_row(self) -> Int32:
+        """[S]."""
+        return np.ones(self.num_steps, dtype=np.int32) if self.tokens is None else self.tokens
+
+    def tokens_per_step(self) -> float:
+        """Mean over steady rows."""
+        return float(self.tokens_by_row()[self.steady_start : self.steady_stop].mean())
 
     def hit_rate(self) -> float:
         """Mean of hits / min(K, n) over heads, layers and steady rows."""

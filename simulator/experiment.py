@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.catalog import load_hardware, load_model
+from simulator.iterations import steps_of
 from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
 from simulator.parallel import gpus_in_use, shard
@@ -94,7 +95,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     else:
         mapping = resolve_mapping(model, group, policy.block_size_tokens, experiment.mapping)
         _require_rankings(group, policy)
-    resolve_settings(group, policy)
+    resolve_settings(*steps_of(group, policy))
     numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
     shard(model, experiment.placement.tensor_parallel)
     num_gpus = gpus_in_use(hardware, experiment.placement)
@@ -243,9 +244,12 @@ def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
     ranking = SELECTORS[policy.selector].ranking
     if ranking is not None and ranking not in recorded:
         raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")
-    if policy.predictor != "draft":
+    if policy.predictor != "draft" and not policy.verify_drafts:
         return
-    wanted = {"single": (k,), "union": range(1, k + 1), "refine": (1, k)}[policy.lookahead_mode]
+    every = range(1, k + 1)
+    wanted = (
+        every if policy.verify_drafts else {"single": (k,), "union": every, "refine": (1, k)}[policy.lookahead_mode]
+    )
     if any(f"draft{distance}" not in recorded for distance in wanted):
         distances = sorted(int(name.removeprefix("draft")) for name in recorded if is_draft(name))
         known = f"draft distances {', '.join(map(str, distances))}" if distances else "no drafts"

@@ -62,7 +62,8 @@ BREAKDOWN = (
     "t_software_s",
     "t_other_s",
 )
-"""Mean seconds of a step by what the compute stream runs or, when idle, waits for; they sum to tpot_mean_s."""
+"""Mean seconds of a step by what the compute stream runs or, when idle, waits for, per token that it gains; they sum to
+tpot_mean_s."""
 
 EXTRA = {
     "throughput_per_gpu_tokens_per_s": "tokens/s",
@@ -72,10 +73,15 @@ EXTRA = {
     "remote_ceiling_tokens_per_s": "tokens/s",
     "compute_ceiling_tokens_per_s": "tokens/s",
     "link_busy_s": "s",
+    "tokens_per_iteration": "tokens",
+    "iteration_s": "s",
+    "draft_overhead_s": "s",
     "min_recall": "1",
     "bound_detail": "",
 }
-"""For plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that bound."""
+"""For plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that bound; of
+speculation the tokens that a request gains per step, the step's mean seconds, and what drafting and its rows add to
+the kernels of a step."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")

@@ -33,7 +33,7 @@ def point_key(experiment: ExperimentSpec) -> str:
 
 def _key_parts(point: ResolvedExperiment) -> dict[str, Any]:
     spec = point.spec
-    replays = point.policy.selector != "all"
+    replays = _replays(point)
     return {
         "kind": "point",
         "timeline_version": TIMELINE_VERSION,
@@ -59,6 +59,10 @@ def _key_parts(point: ResolvedExperiment) -> dict[str, Any]:
         "engine": spec.engine.model_dump(mode="json"),
         "seed": spec.seed,
     }
+
+
+def _replays(point: ResolvedExperiment) -> bool:
+    return point.policy.selector != "all" or point.policy.verify_drafts
 
 
 def run_point(experiment: ExperimentSpec, use_cache: bool = True) -> Row:
@@ -97,8 +101,9 @@ def _simulate(point: ResolvedExperiment) -> Row:
 
 
 def demands_by_gpu(point: ResolvedExperiment) -> tuple[Demand, ...]:
-    """What each GPU of a replica asks for, one after another; nothing for dense attention."""
-    if point.policy.selector == "all":
+    """What each GPU of a replica asks for, one after another; nothing for dense attention, unless drafts are verified:
+    then it still says how far each step gets."""
+    if not _replays(point):
         return ()
     demands: dict[tuple[int, ...], Demand] = {}
     mappings = rank_mappings(point.mapping, point.spec.placement.tensor_parallel)
@@ -119,7 +124,7 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
     topology = HostTopology(point.hardware, point.num_gpus, spec.placement)
     runs = run_works(point, demands)
     shortest = summary.warm_up_steps(runs[0]) + 1
-    if spec.workload.output_tokens < shortest:
+    if runs[0].work.durations_s.shape[0] < shortest:
         raise InputError(
             f"workload.output_tokens {spec.workload.output_tokens} leaves no step to measure: the first "
             f"{shortest - 1} warm up, use at least {shortest}"

@@ -118,13 +118,21 @@ def interleave(drafts: list[NDArray[np.int32]], k: int) -> NDArray[np.int32]:
 
     Each draft: int32 [S, L, H, M]. Returns int32 [S, L, H, k·M]; rows r < k are masked.
     """
+    num_steps = len(drafts[0])
+    parts = [np.full_like(draft, -1) for draft in drafts]
+    for j, (part, draft) in enumerate(zip(parts, drafts, strict=True), start=1):
+        part[k:] = draft[j : num_steps - k + j]
+    return merge_ranks(parts)
+
+
+def merge_ranks(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Rank 0 of each part, then rank 1 of each, …, duplicates and negative ids dropped.
+
+    Each part: int32 [S, L, H, M]. Returns int32 [S, L, H, M · parts], −1 past a row's end.
+    """
     from simulator.residency_kernel import drop_duplicates
 
-    num_steps = len(drafts[0])
-    shape = (*drafts[0].shape, k)
-    merged = np.full(shape, -1, dtype=np.int32)
-    for j, draft in enumerate(drafts, start=1):
-        merged[k:, ..., j - 1] = draft[j : num_steps - k + j]
-    rows = merged.reshape(-1, shape[-2] * k)
+    merged = np.stack(parts, axis=-1)
+    rows = merged.reshape(-1, merged.shape[-2] * merged.shape[-1])
     drop_duplicates(rows, int(rows.max(initial=0)) + 1)
-    return rows.reshape(*shape[:-2], -1)
+    return rows.reshape(*merged.shape[:-2], -1)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simulator.cache import load_arrays, store_arrays
 from simulator.demand import COUNT_FIELDS, SHARE_FIELDS, Demand
 from simulator.fetch_cap import allowed_blocks
+from simulator.iterations import steps_of
 from simulator.mapping import Mapping
 from simulator.predictors import PredictedRanking, predicted_ranking, selector_ranking
 from simulator.replay_settings import ReplaySettings, blocks_per_step, resolve_settings
@@ -24,7 +25,7 @@ from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.mass import BlockMass, unit_mass
 
-REPLAY_VERSION = 2
+REPLAY_VERSION = 3
 """Raised with every change of a rule, so that no older result is taken from the cache."""
 
 MASS_BITS = 44
@@ -65,10 +66,13 @@ def replay(
 ) -> Demand:
     """Demand of `policy` on one recorded request, for the model of `mapping`.
 
+    With verified drafts its rows are iterations.
+
     `policy.kv_budget_tokens` must be an integer. `seed` matters only to the random predictor. `per_head` adds
     [S, L, H] arrays, which are not cached. Raises InputError for a policy that the trace cannot serve and TraceError
     for a ranking that lacks blocks it must have.
     """
+    group, policy = steps_of(group, policy)
     settings = resolve_settings(group, policy)
     key = {
         "kind": "demand",
@@ -119,6 +123,7 @@ def _replay(group: TraceGroup, settings: ReplaySettings, mapping: Mapping, seed:
         admission_blocks=admission,
         steady_start=settings.steady_start,
         steady_stop=settings.steady_stop,
+        tokens=group.tokens_per_step,
         per_head=arrays if per_head else None,
     )
 

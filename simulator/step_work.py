@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator import cost
+from simulator import cost, draft_heads
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
 from simulator.demand import Demand
@@ -21,7 +21,7 @@ from simulator.links import LinkCost, fetch_cost, write_back_cost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec, Predictor
 from simulator.step_layout import StepRules, StepWork
 from simulator.topology import Solo
 
@@ -45,6 +45,10 @@ class RunWork:
     remote_write_bytes: Float
     """[T], to beyond the host."""
     num_gpus: int = 1
+    tokens: Float | None = None
+    """[T], that the batch gains; None: one per request and step."""
+    draft_overhead_s: float = 0.0
+    """Mean seconds of a step that drafting and its rows add to the compute stream's kernels."""
 
     @property
     def solo(self) -> Solo:
@@ -84,7 +88,7 @@ def rules_of(model: ModelSpec, policy: PolicySpec) -> StepRules:
     selects_on_c = policy.selector != "all" and (policy.predictor == "current" or policy.miss_rule == "stall")
     return StepRules(
         num_layers=model.num_layers,
-        lookahead_k=policy.lookahead_k if prefetches else 0,
+        lookahead_k=policy.plan_distance if prefetches else 0,
         on_demand=selects_on_c,
         urgent=prefetches and policy.lookahead_mode == "refine",
         plan_waits=policy.selector != "all",
@@ -102,12 +106,16 @@ def build_run_work(
     demands: Sequence[Demand],
     offsets: NDArray[np.int64],
 ) -> RunWork:
-    """Work of `workload.output_tokens` steps. `offsets` [batch_size]: each request's first demand row.
+    """Work of `workload.output_tokens` tokens per request. `offsets` [batch_size]: each request's first demand row.
 
+    A step gains one token, or with verified drafts those of a demand row; the context then grows by their mean.
     `model` is what one GPU of the replica has and `demands` is one per GPU; none for dense attention, which moves
     nothing. The GPUs run in lockstep: each (step, layer) waits for the GPU that transfers longest.
     """
-    num_steps, batch_size = workload.output_tokens, workload.batch_size
+    batch_size = workload.batch_size
+    tokens_per_step = demands[0].tokens_per_step() if policy.verify_drafts else 1.0
+    num_steps = max(1, round(workload.output_tokens / tokens_per_step))
+    kv_len = context_tokens + np.floor(np.arange(num_steps) * tokens_per_step).astype(np.int64)
     rules = rules_of(model, policy)
     selects = np.zeros(model.num_layers, dtype=np.bool_)
     if policy.selector != "all":
@@ -123,18 +131,29 @@ def build_run_work(
             for demand in demands
         }
         moved = Transfers.of_the_slowest([by_gpu[id(demand)] for demand in demands])
-        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, context_tokens, offsets, num_steps)
+        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, kv_len, tokens_per_step, offsets)
 
     def per_layer(values: Float) -> Float:
         spread = np.zeros((num_steps, model.num_layers))
         spread[:, model.full_attention_layers] = values
         return spread
 
+    def kernels(of: PolicySpec) -> tuple[Float, Float]:
+        durations_s = _durations(model, hardware, of, rules, engine, batch_size, kv_len, link)
+        return durations_s, _attention(model, hardware, of, batch_size, kv_len)
+
+    durations_s, attention_s = kernels(policy)
+    tokens, draft_overhead_s = None, 0.0
+    if policy.verify_drafts:
+        tokens = _batch_rows(demands[0], demands[0].tokens_by_row()[:, None], offsets, num_steps)[:, 0]
+    if cost.drafts(policy):
+        plain = policy.model_copy(update={"predictor": _WITHOUT_DRAFTS[policy.predictor], "verify_drafts": False})
+        draft_overhead_s = _compute_s(durations_s, attention_s, selects) - _compute_s(*kernels(plain), selects)
     return RunWork(
         rules=rules,
         work=StepWork(
-            durations_s=_durations(model, hardware, policy, rules, engine, batch_size, context_tokens, num_steps, link),
-            attention_s=_attention(model, hardware, policy, batch_size, context_tokens, num_steps),
+            durations_s=durations_s,
+            attention_s=attention_s,
             scatter_s=per_layer(moved.scatter_s),
             selects=selects,
             first_s=per_layer(moved.first_s),
@@ -150,7 +169,27 @@ def build_run_work(
         remote_read_bytes=np.zeros(num_steps),
         remote_write_bytes=np.zeros(num_steps),
         num_gpus=model.tensor_parallel,
+        tokens=tokens,
+        draft_overhead_s=draft_overhead_s,
     )
+
+
+_WITHOUT_DRAFTS: dict[Predictor, Predictor] = {
+    "current": "current", "previous": "previous", "draft": "previous", "oracle": "previous", "random": "previous"
+}  # fmt: skip
+"""A predictor that plans at the same place and needs no drafts."""
+
+
+def _compute_s(durations_s: Float, attention_s: Float, selects: NDArray[np.bool_]) -> float:
+    """Mean seconds of a step's kernels on the compute stream, one after another."""
+    once = durations_s[:, [at.DRAFT, at.SAMPLING, at.LM_HEAD]].sum(axis=1)
+    per_layer = durations_s[:, [at.QKV, at.FFN, at.ALLREDUCE]].sum(axis=1) * len(selects)
+    selection = durations_s[:, [at.SCORE, at.TOPK, at.PLAN]].sum(axis=1) * selects.sum()
+    return float((once + per_layer + selection + attention_s.sum(axis=1)).mean())
+
+
+def _batch_rows(demand: Demand, rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
+    return sum_over_requests(rows[demand.steady_start : demand.steady_stop], offsets, num_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +228,9 @@ def _transfers(
     offsets: NDArray[np.int64], num_steps: int,
 ) -> Transfers:  # fmt: skip
     """One GPU's fetches for its batch."""
-    steady = slice(demand.steady_start, demand.steady_stop)
 
     def batch_rows(rows: NDArray[np.int32]) -> Float:
-        return sum_over_requests(rows[steady], offsets, num_steps)
+        return _batch_rows(demand, rows, offsets, num_steps)
 
     fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
     runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
@@ -222,19 +260,20 @@ def _transfers(
 
 
 def _write_back(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, context_tokens: int,
-    offsets: NDArray[np.int64], num_steps: int,
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, kv_len: NDArray[np.int64],
+    tokens_per_step: float, offsets: NDArray[np.int64],
 ) -> tuple[Float, Float]:  # fmt: skip
     """(seconds [T, full-attention layers], bytes [T]) of copying new KV to the host, as blocks fill or every token."""
+    num_steps = len(kv_len)
     size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     link = write_back_cost(hardware, policy.transport, placement.host_numa)
     if policy.write_back == "token":
-        pieces = np.full(num_steps, float(len(offsets) * model.num_kv_heads))
+        pieces = np.full(num_steps, len(offsets) * model.num_kv_heads * tokens_per_step)
         piece_bytes = model.block_bytes(1, element)
         ops_per_piece = 2.0  # a token's key and value lie apart inside their block
     else:
-        position = context_tokens + offsets[:, None] + np.arange(num_steps)[None, :]
-        pieces = (position % size == 0).sum(axis=0).astype(np.float64) * model.num_kv_heads
+        position = kv_len[0] + offsets[:, None] + np.floor(np.arange(-1, num_steps) * tokens_per_step)[None, :]
+        pieces = np.diff(position // size, axis=1).sum(axis=0) * model.num_kv_heads
         piece_bytes, ops_per_piece = model.block_bytes(size, element), 1.0
     per_full_layer = np.repeat(pieces[:, None], model.num_full_attention_layers, axis=1)
     seconds = transfer_s(link, per_full_layer, per_full_layer, piece_bytes)
@@ -243,32 +282,34 @@ def _write_back(
     return seconds, pieces * model.num_full_attention_layers * piece_bytes
 
 
-def _num_blocks(policy: PolicySpec, context_tokens: int, num_steps: int) -> NDArray[np.int64]:
-    return -(-(context_tokens + np.arange(num_steps)) // policy.block_size_tokens)
+def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int64]:
+    return -(-kv_len // policy.block_size_tokens)
 
 
 def _durations(
     model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, engine: EngineSpec,
-    batch_size: int, context_tokens: int, num_steps: int, link: LinkCost,
+    batch_size: int, kv_len: NDArray[np.int64], link: LinkCost,
 ) -> Float:  # fmt: skip
     """[T, NUM_DURATIONS]. Scoring, top-k and drafting grow with the context, the rest is constant."""
-    rows = batch_size * (1 + cost.draft_rows(policy))
-    dur = np.zeros((num_steps, at.NUM_DURATIONS))
+    rows, logit_rows = batch_size * (1 + cost.draft_rows(policy)), batch_size * cost.logit_rows(policy)
+    dur = np.zeros((len(kv_len), at.NUM_DURATIONS))
     dur[:, at.SOFTWARE] = engine.software_overhead_s
-    dur[:, at.SAMPLING] = cost.sampling_s(hardware, model, batch_size)
+    dur[:, at.SAMPLING] = cost.sampling_s(hardware, model, logit_rows)
     dur[:, at.QKV] = cost.qkv_s(hardware, model, rows)
     dur[:, at.FFN] = cost.o_ffn_s(hardware, model, rows)
     # Both of a layer's all-reduces at its end, and the step's own spread over the layers: C is serial, so only what
     # runs beside them differs.
     dur[:, at.ALLREDUCE] = cost.layer_allreduces_s(hardware, model, rows)
-    dur[:, at.ALLREDUCE] += cost.step_collectives_s(hardware, model, rows, batch_size) / model.num_layers
-    dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, batch_size)
+    dur[:, at.ALLREDUCE] += cost.step_collectives_s(hardware, model, rows, logit_rows) / model.num_layers
+    dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, logit_rows)
     dur[:, at.HOP] = link.hop_s
-    blocks = _num_blocks(policy, context_tokens, num_steps)
+    blocks = _num_blocks(policy, kv_len)
     for n in np.unique(blocks):
         here = blocks == n
         # Drafting attends over the whole context; within a block its length changes by less than a block.
-        dur[here, at.DRAFT] = cost.draft_s(hardware, model, policy, batch_size, int(n) * policy.block_size_tokens)
+        dur[here, at.DRAFT] = draft_heads.draft_s(
+            hardware, model, policy, batch_size, int(n) * policy.block_size_tokens
+        )
         if policy.selector == "all":
             continue
         selection = cost.selection_s(hardware, model, policy, batch_size, int(n), slots_per_head(policy))
@@ -280,12 +321,11 @@ def _durations(
 
 
 def _attention(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, batch_size: int, context_tokens: int, num_steps: int
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, batch_size: int, kv_len: NDArray[np.int64]
 ) -> Float:
     """[T, L]: attention over the working set (K blocks + the open block), the whole KV, or a window."""
     element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     rows = 1 + cost.draft_rows(policy)
-    kv_len = context_tokens + np.arange(num_steps)
     sliding = np.isin(np.arange(model.num_layers), model.sliding_layers)
     attended = kv_len
     dense = policy.selector == "all"
@@ -293,7 +333,7 @@ def _attention(
         assert policy.kv_budget_tokens is not None
         size = policy.block_size_tokens
         slots = policy.kv_budget_tokens // size
-        open_tokens = kv_len - (_num_blocks(policy, context_tokens, num_steps) - 1) * size
+        open_tokens = kv_len - (_num_blocks(policy, kv_len) - 1) * size
         attended = np.minimum(kv_len, slots * size + open_tokens)
     full_s = np.array(
         [
@@ -301,9 +341,9 @@ def _attention(
             for tokens in map(int, attended)
         ]
     )
-    window_s = np.zeros(num_steps)
+    window_s = np.zeros(len(kv_len))
     if sliding.any():
-        windows = np.minimum(kv_len, model.sliding_window or context_tokens)
+        windows = np.minimum(kv_len, model.sliding_window or kv_len[0])
         by_tokens = {
             tokens: cost.attention_s(hardware, model, batch_size, tokens, rows, element, dense_table=True)
             for tokens in map(int, np.unique(windows))

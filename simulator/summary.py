@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator import cost
 from simulator.capacity import Footprint
@@ -57,20 +58,25 @@ def summarise(point: Point) -> dict[str, Any]:
     step_s = point.result.step_s[:, warm_up:]
     parts_s = point.result.parts_s[:, warm_up:].mean(axis=(0, 1))
     busy_s = point.result.h2d_busy_s[:, warm_up:]
-    tokens = step_s.size * point.batch_size
-    throughput = float((point.batch_size * step_s.shape[1] / step_s.sum(axis=1)).sum())
-    tpot_s = float(step_s.mean())
+    gained = np.array([tokens_gained(point, run)[warm_up:] for run in point.runs])
+    tokens = float(gained.sum())
+    throughput = float((gained.sum(axis=1) / step_s.sum(axis=1)).sum())
+    tokens_per_step = tokens / (step_s.size * point.batch_size)
+    # Per token of a request: a step with verified drafts gains several.
+    parts_s, busy_s = parts_s / tokens_per_step, busy_s / tokens_per_step
+    tpot_s = float(step_s.mean()) / tokens_per_step
+    token_s = step_s * point.batch_size / gained
     exposed_s = float(parts_s[T_EXPOSED])
     h2d_bytes = sum(float(run.h2d_bytes[warm_up:].sum()) for run in point.runs)
     d2h_bytes = sum(float(run.d2h_bytes[warm_up:].sum()) for run in point.runs)
     link_busy_s = float(busy_s.mean())
-    kv_len = point.context_tokens + point.result.step_s.shape[1] - 1
+    kv_len = point.context_tokens + round(point.result.step_s.shape[1] * tokens_per_step) - 1
     row: dict[str, Any] = {
         "throughput_tokens_per_s": throughput,
         "throughput_per_gpu_tokens_per_s": throughput / point.num_gpus,
         "tpot_mean_s": tpot_s,
-        "tpot_p50_s": float(np.quantile(step_s, 0.5)),
-        "tpot_p99_s": float(np.quantile(step_s, 0.99)),
+        "tpot_p50_s": float(np.quantile(token_s, 0.5)),
+        "tpot_p99_s": float(np.quantile(token_s, 0.99)),
         "ttft_p50_s": ttft_p50_s(point),
         "exposed_transfer_s": exposed_s,
         "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
@@ -79,21 +85,31 @@ def summarise(point: Point) -> dict[str, Any]:
         "d2h_bytes_per_token": d2h_bytes / tokens,
         "remote_bytes_per_token": 0.0,
         "admission_bytes": admission_bytes(point),
-        "link_utilization": float(min(1.0, busy_s.sum() / step_s.sum())),
+        "link_utilization": float(min(1.0, link_busy_s / tpot_s)),
         "link_busy_s": link_busy_s,
         "hbm_bytes_peak": point.footprint.hbm_bytes(point.batch_size),
         "host_bytes_peak": point.footprint.host_bytes(point.batch_size) * point.num_gpus,
         "max_batch_size": point.footprint.max_batch_size,
+        "tokens_per_iteration": tokens_per_step,
+        "iteration_s": float(step_s.mean()),
+        "draft_overhead_s": float(np.mean([run.draft_overhead_s for run in point.runs])),
         **{name: float(seconds) for name, seconds in zip(BREAKDOWN, parts_s, strict=True)},
     }
-    row |= ceilings(point, row["h2d_bytes_per_token"], kv_len)
+    row |= ceilings(point, row["h2d_bytes_per_token"], kv_len, tokens_per_step)
     row["bound"], row["bound_detail"] = bound(point, row)
     return row
 
 
+def tokens_gained(point: Point, run: RunWork) -> NDArray[np.float64]:
+    """Tokens that a replica's batch gains in each step, float64 [T]."""
+    if run.tokens is not None:
+        return run.tokens
+    return np.full(run.work.durations_s.shape[0], float(point.batch_size))
+
+
 def demand_metrics(demands: Sequence[Demand], policy: PolicySpec) -> dict[str, float | None]:
     """Content metrics over the steady rows, mean over GPUs. Dense attention selects nothing: most of its are null."""
-    if not demands:
+    if policy.selector == "all":
         return {"hit_rate": None, "overlap": None, "recall": 1.0, "recall_upper": 1.0, "churn": None}
     moves = policy.offloads
 
@@ -132,7 +148,7 @@ def ttft_p50_s(point: Point) -> float:
     return float(np.median(np.arange(1, point.batch_size + 1))) * prefill_s
 
 
-def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str, float | None]:
+def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int, tokens_per_step: float) -> dict[str, float | None]:
     """Tokens/s of the host's GPUs if one resource alone bound, and the KV and metadata bytes HBM serves per token.
 
     Every byte and operation of a token is counted on each GPU that it costs.
@@ -148,15 +164,16 @@ def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int) -> dict[str,
         read += window * model.kv_bytes_per_token_per_layer(element)
         read += cost.scored_bytes(model, policy, num_blocks)
     replicas, batch = len(point.runs), point.batch_size
+    gained = replicas * batch * tokens_per_step
     rows = batch * (1 + cost.draft_rows(policy))
     params_bytes = weight_read_bytes(model, rows)
     hbm_s = (params_bytes + batch * read) / gpu.hbm_read_bytes_per_s.value
     flops = 2.0 * rows * active_params(model)
     link_rate = point.runs[0].link_bytes_per_s
     return {
-        "kv_bytes_read_per_token": read * model.tensor_parallel,
-        "hbm_ceiling_tokens_per_s": replicas * batch / hbm_s,
-        "compute_ceiling_tokens_per_s": replicas * batch * gpu.bf16_sustained_flops.value / flops,
+        "kv_bytes_read_per_token": read * model.tensor_parallel / tokens_per_step,
+        "hbm_ceiling_tokens_per_s": gained / hbm_s,
+        "compute_ceiling_tokens_per_s": gained * gpu.bf16_sustained_flops.value / flops,
         "h2d_ceiling_tokens_per_s": point.num_gpus * link_rate / h2d_bytes_per_token if h2d_bytes_per_token else None,
         "remote_ceiling_tokens_per_s": None,
     }

@@ -33,6 +33,7 @@ NOT_IN_REFERENCE = (
     "lookahead_mode",
     "write_back",
     "draft_head",
+    "verify_drafts",
 )
 """Policy keys that the recall of uncapped on-demand retrieval does not depend on."""
 

@@ -143,7 +143,9 @@ def ignored_parameters(policy: PolicySpec) -> frozenset[str]:
         ignored.add("policy.fetch_cap_scope")
     if policy.transport != "gather":
         ignored.add("policy.gather_ctas")
-    if not drafts(policy):
+    if policy.verify_drafts:
+        ignored -= {"policy.lookahead_k", "policy.draft_head"}
+    elif not drafts(policy):
         ignored.add("policy.draft_head")
     return frozenset(ignored)
 
@@ -195,7 +197,7 @@ def resolve_policy(system: str, overrides: Mapping[str, Any], context_tokens: in
         )
     slack = policy.slack_blocks
     if policy.residency == "slack" and slack is None:
-        slack = max(1, default_slack_blocks(policy.lookahead_k, policy.fetch_cap, budget // size))
+        slack = max(1, default_slack_blocks(policy.plan_distance, policy.fetch_cap, budget // size))
     return policy.model_copy(update={"kv_budget_tokens": budget, "slack_blocks": slack})
 
 
@@ -217,6 +219,10 @@ def _require_coherent(policy: PolicySpec, system: str) -> None:
         raise refuse("slack_blocks", f"needs residency slack, not {policy.residency}")
     if policy.predictor == "current" and policy.miss_rule == "stall" and policy.fetch_cap < 1.0:
         raise refuse("fetch_cap", "on demand, miss rule stall fetches what the cap would hold back; use 1 or attend")
+    if policy.verify_drafts and policy.selector in SELECTORS and SELECTORS[policy.selector].reads == "attention":
+        raise refuse("verify_drafts", f"selector {policy.selector} counts attention by position, not by iteration")
+    if policy.verify_drafts and policy.lookahead_mode != "single":
+        raise refuse("lookahead_mode", f"{policy.lookahead_mode} plans by position, verified drafts by iteration")
     if policy.lookahead_mode != "single" and (policy.predictor != "draft" or policy.lookahead_k < 2):
         raise refuse(
             "lookahead_mode",

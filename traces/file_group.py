@@ -126,6 +126,13 @@ class FileGroup(TraceGroup):
         mass: BlockMass = self._cache["mass", block_size_tokens]
         return mass
 
+    def accepted(self, distance: int) -> NDArray[np.bool_] | None:
+        drafter = self.attributes.drafter
+        if drafter is None or not 1 <= distance <= drafter.distances:
+            return None
+        no_guess = drafter.acceptance is None and bool((self.array(f"draft{distance}/token") < 0).all())
+        return None if no_guess else self.array(f"draft{distance}/accepted").astype(bool)
+
     def query_cos(self, block_size_tokens: int) -> NDArray[np.float32] | None:
         layers = self.layers(block_size_tokens)
         if not self.attributes.query_cos:

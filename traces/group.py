@@ -85,6 +85,18 @@ class TraceGroup(ABC):
         self.layers(block_size_tokens)
         return None
 
+    def accepted(self, distance: int) -> NDArray[np.bool_] | None:
+        """Whether the token guessed for each position `distance` steps before was right, bool [S].
+
+        None where no guesses were recorded at that distance, or a synthesised trace does not model which were right.
+        """
+        return None
+
+    @property
+    def tokens_per_step(self) -> NDArray[np.int32]:
+        """Tokens that the request gains at each position, int32 [S]: one."""
+        return np.ones(self.num_positions, dtype=np.int32)
+
     @abstractmethod
     def has_block_mass(self, block_size_tokens: int) -> bool:
         """Whether `mass` covers every block."""

@@ -32,9 +32,10 @@ class MemoryGroup(TraceGroup):
         ranked: Mapping[int, Mapping[str, NDArray[np.int32]]],
         masses: Mapping[int, BlockMass],
         extras: Mapping[tuple[str, int], NDArray[np.float32]],
+        accepted: Sequence[NDArray[np.bool_]] = (),
     ) -> None:
         self.name, self.model, self.kv_len = name, model, kv_len
-        self._extras = dict(extras)
+        self._extras, self._accepted = dict(extras), tuple(accepted)
         self._layers, self._ranked, self._masses = dict(layers), {p: dict(r) for p, r in ranked.items()}, dict(masses)
 
     @property
@@ -71,6 +72,9 @@ class MemoryGroup(TraceGroup):
             raise TraceError(_FILE, f"{self.name}/p{block_size_tokens}/block_mass", "is not recorded")
         return self._masses[block_size_tokens]
 
+    def accepted(self, distance: int) -> NDArray[np.bool_] | None:
+        return self._accepted[distance - 1] if 1 <= distance <= len(self._accepted) else None
+
     def query_cos(self, block_size_tokens: int) -> NDArray[np.float32] | None:
         return self._extra("query_cos", block_size_tokens)
 
@@ -88,6 +92,8 @@ class MemoryGroup(TraceGroup):
     def content_hash(self) -> str:
         hasher = ContentHasher()
         hasher.update("kv_len", self.kv_len)
+        for distance, right in enumerate(self._accepted, start=1):
+            hasher.update(f"draft{distance}/accepted", right.astype(np.uint8))
         for (name, size), values in self._extras.items():
             hasher.update(f"p{size}/{name}", values)
         blocks = {}
@@ -125,6 +131,7 @@ def memory_group(
     query_cos: Mapping[int, ArrayLike] | None = None,
     prefill_mass: Mapping[int, ArrayLike] | None = None,
     prompt_window_mass: Mapping[int, ArrayLike] | None = None,
+    accepted: Sequence[ArrayLike] = (),
     name: str = "memory",
     layers: Mapping[int, Sequence[int]] | None = None,
     model: ModelGeometry | None = None,
@@ -134,7 +141,8 @@ def memory_group(
     kv_len [S]; rankings by block size and name, integer [S, L_P, H, M] in rank order with −1 padding, `true` among
     them; masses by block size, [S, L_P, H, n_max] softmax mass of every block: it is quantised to levels as a file
     would, and gives `exact` where that is not passed. By block size, too: query_cos [S, L_P, H], prefill_mass and
-    prompt_window_mass [L_P, H, n] (n blocks of kv_len[0] tokens), quantised as a file would. `layers` defaults to
+    prompt_window_mass [L_P, H, n] (n blocks of kv_len[0] tokens), quantised as a file would. accepted, by distance from
+    1: [S], whether the token guessed so far ahead was right. `layers` defaults to
     0 … L_P−1, `model` to the geometry of the arrays with one query head per KV head.
     Raises TraceError for arrays that do not fit each other.
     """
@@ -183,7 +191,11 @@ def memory_group(
         expected = shape if key == "query_cos" or shape is None else (*shape[1:], num_blocks(int(lengths[0]), size))
         if extra.shape != expected:
             raise TraceError(_FILE, f"{name}/p{size}/{key}", f"shape is {extra.shape}, expected {expected}")
-    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised, extras)
+    right = [np.ascontiguousarray(rows, dtype=bool) for rows in accepted]
+    for distance, rows in enumerate(right, start=1):
+        if rows.shape != (steps,):
+            raise TraceError(_FILE, f"{name}/draft{distance}/accepted", f"shape is {rows.shape}, expected [{steps}]")
+    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised, extras, right)
 
 
 def memory_trace(groups: Sequence[MemoryGroup], name: str = "memory") -> Trace:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from simulator.capacity import KV_BYTES_PER_ELEMENT
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 
 
 def full_over_admission(model: ModelSpec, policy: PolicySpec, context_tokens: int) -> float:

@@ -268,13 +268,18 @@ class ModelSpec(Spec):
         return _bytes(self.router_params, UNQUANTISED_BITS) + experts * self.expert_bytes
 
     @property
+    def moe_layer_bytes(self) -> int:
+        """Router and all experts of one MoE layer; 0 without experts."""
+        if self.moe is None:
+            return 0
+        experts = self.moe.num_experts + self.moe.shared_experts
+        return experts * self.expert_bytes + _bytes(self.router_params, UNQUANTISED_BITS)
+
+    @property
     def weight_bytes(self) -> int:
         """All weights that HBM holds: every layer, embeddings, and lm_head unless tied."""
         total = self.num_layers * (self.qkv_bytes + self.o_bytes) + self.num_dense_ffn_layers * self.ffn_bytes
-        if self.moe is not None:
-            experts = self.moe.num_experts + self.moe.shared_experts
-            router = _bytes(self.router_params, UNQUANTISED_BITS)
-            total += self.num_moe_layers * (experts * self.expert_bytes + router)
+        total += self.num_moe_layers * self.moe_layer_bytes
         return total + self.embedding_bytes + (0 if self.tie_embeddings else self.lm_head_bytes)
 
 

@@ -21,7 +21,7 @@ CapScope = Literal["head", "layer", "request"]
 LookaheadMode = Literal["single", "union", "refine"]
 KvDtype = Literal["bf16", "fp8", "int8"]
 WriteBack = Literal["block", "token"]
-DraftHead = Literal["eagle3", "ngram"]
+DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram"]
 
 
 KV_BYTES_PER_ELEMENT = {"bf16": 2, "fp8": 1, "int8": 1}
@@ -66,7 +66,8 @@ class PolicySpec(Spec):
     fetch_cap_scope: CapScope = "head"
     """Over what the cap's credit is pooled. head is an assumption: the paper does not say."""
     lookahead_k: PositiveInt = 1
-    """Steps between a plan and the attention that it serves."""
+    """Steps between a plan and the attention that it serves, and tokens drafted per step. Where drafts are verified a
+    plan serves the next iteration."""
     lookahead_mode: LookaheadMode = "single"
     write_back: WriteBack = "block"
     """When new KV goes to the host: as a block fills, or every token."""
@@ -74,7 +75,16 @@ class PolicySpec(Spec):
     """Compressed-key vectors per block (min and max: 2)."""
     metadata_bytes_per_element: Annotated[float, Field(gt=0, le=8, strict=True)] = 2.0
     draft_head: DraftHead = "eagle3"
-    """Whose cost drafting has: a one-layer EAGLE-3 head, or prompt lookup on the CPU."""
+    """Whose cost drafting has (`simulator.draft_heads`): a one-layer EAGLE-3 head, Medusa heads, the model's own
+    multi-token-prediction module, prompt lookup on the CPU, or lookahead decoding's n-gram rows."""
+    verify_drafts: bool = False
+    """Drafted tokens are checked by the step that runs them, and those before the first wrong one are kept. Which are
+    right is the trace's."""
+
+    @property
+    def plan_distance(self) -> int:
+        """Steps from a plan to its attention; with verified drafts a plan is for the next iteration."""
+        return 1 if self.verify_drafts else self.lookahead_k
 
     @property
     def offloads(self) -> bool:

@@ -13,6 +13,8 @@ from traces.schema import ModelGeometry
 GEOMETRY = ModelGeometry(name="SmolLM2-135M", num_layers=30, num_query_heads=9, num_kv_heads=3, head_dim=64)
 LAYERS = {16: (0, 10, 20, 29), 32: (0, 29)}
 """Recorded layers by block size; block size 32 lacks two, as a compact recording would."""
+ACCEPTANCE = (0.6, 0.4, 0.3, 0.2)
+"""Share of right drafts by distance."""
 
 
 def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0) -> MemoryGroup:
@@ -41,7 +43,10 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
         exists = np.arange(merged.shape[-1]) <= selectable[:, None, None, None]
         mass = np.exp(merged) * exists
         masses[size] = mass / mass.sum(axis=-1, keepdims=True)
-    return memory_group(kv_len, rankings, masses, name=name, layers=LAYERS, model=GEOMETRY)
+    accepted = [rng.random(num_steps) < share for share in ACCEPTANCE]
+    return memory_group(
+        kv_len, rankings, masses, accepted=accepted, name=name, layers=LAYERS, model=GEOMETRY
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator import catalog, cost
+from simulator import catalog, cost, draft_heads
 from simulator.specs.policy import PolicySpec
 
 QWEN = catalog.load_model("Qwen3-8B")
@@ -61,10 +61,10 @@ def test_draft_rows_follow_the_predictor():
 
 def test_drafting_costs_a_head_per_token_or_a_lookup():
     two = DRAFT.model_copy(update={"lookahead_k": 2})
-    assert cost.draft_s(H100, QWEN, two, 32, 4096) > 1.5 * cost.draft_s(H100, QWEN, DRAFT, 32, 4096)
+    assert draft_heads.draft_s(H100, QWEN, two, 32, 4096) > 1.5 * draft_heads.draft_s(H100, QWEN, DRAFT, 32, 4096)
     ngram = DRAFT.model_copy(update={"draft_head": "ngram"})
-    assert cost.draft_s(H100, QWEN, ngram, 32, 4096) == cost.NGRAM_LOOKUP_S
-    assert cost.draft_s(H100, QWEN, PolicySpec(predictor="previous"), 32, 4096) == 0
+    assert draft_heads.draft_s(H100, QWEN, ngram, 32, 4096) == draft_heads.NGRAM_LOOKUP_S
+    assert draft_heads.draft_s(H100, QWEN, PolicySpec(predictor="previous"), 32, 4096) == 0
 
 
 def test_a_mixture_of_experts_reads_only_the_experts_it_uses():

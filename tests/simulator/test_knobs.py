@@ -52,6 +52,7 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
     "policy.metadata_vectors_per_block": ({}, 1, 2, "hbm_bytes_peak", True),
     "policy.metadata_bytes_per_element": ({}, 1.0, 2.0, "hbm_bytes_peak", True),
     "policy.draft_head": ({}, "ngram", "eagle3", "tpot_mean_s", True),
+    "policy.verify_drafts": ({"system": "dense", "workload.batch_size": 16}, False, True, "iteration_s", True),
     "workload.batch_size": ({}, 16, 64, "tpot_mean_s", True),
     "workload.context_tokens": (
         {"trace_group": None, "system": "dense", "workload.batch_size": 16},
