@@ -80,6 +80,45 @@ def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
     return samples[1:]
 
 
+def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.ndarray:
+    """Capture rounds that start the branches together and end when all have: seconds from the start of a round to the
+    end of each branch, [repetitions * rounds, branches]. Each round goes on where the one before left the launches.
+
+    Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
+    """
+    require_gpu()
+    for branch in branches:
+        for launch in branch.launches:
+            launch()
+    torch.cuda.synchronize()
+    streams = [new_stream(branch.priority) for branch in branches]
+    turns = [itertools.cycle(branch.launches) for branch in branches]
+    marks = [[new_event(timing=True, external=True) for _ in range(1 + len(branches))] for _ in range(rounds)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0]):
+        for begin, *ends in marks:
+            begin.record(streams[0])
+            fork = new_event()
+            fork.record(streams[0])
+            for branch, turn, stream, end in zip(branches, turns, streams, ends, strict=True):
+                with torch.cuda.stream(stream):
+                    stream.wait_event(fork)
+                    for launch in itertools.islice(turn, branch.calls):
+                        launch()
+                    end.record(stream)
+            for stream in streams[1:]:
+                done = new_event()
+                done.record(stream)
+                streams[0].wait_event(done)
+    samples = np.empty((repetitions + 1, rounds, len(branches)))
+    for i in range(repetitions + 1):
+        graph.replay()
+        torch.cuda.synchronize()
+        samples[i] = [[begin.elapsed_time(end) * 1e-3 for end in ends] for begin, *ends in marks]
+    del graph
+    return samples[1:].reshape(-1, len(branches))
+
+
 def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15) -> Timing:
     """Seconds per launch of `calls` back-to-back launches in a graph, rotating over `launches`."""
     return summarise(run_branches([Branch(launches, calls)], repetitions)[:, 0], calls)

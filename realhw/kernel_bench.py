@@ -119,7 +119,7 @@ def bench_score(log: Log, tune: bool) -> None:
 
 def bench_select(log: Log, tune: bool) -> None:
     """Top-K and plan: sizes on both sides of a power of two, 128 slots and 135."""
-    for batch, slots in ((64, 128), (64, 135), (1, 135), (16, 135), (32, 135)):
+    for batch, slots in ((64, 128), (64, 135), (8, 135), (32, 135)):
         reset = plan_reset_work(QWEN, batch, slots)
         reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch, slots=slots)
         for warps in (1, 2, 4) if tune else (0,):
@@ -128,9 +128,9 @@ def bench_select(log: Log, tune: bool) -> None:
                 timing = measure(work)
                 net = Timing(timing.median_s - reset_s, timing.spread_s, timing.repetitions)
                 log.figure("plan", work.num_bytes, net, batch=batch, slots=slots, cap=cap, warps=warps)
-    for batch, blocks in ((64, 1030), (64, 1024), (32, 1030), (8, 1030), (16, 2060), (64, 2060)):
+    for batch, blocks in ((64, 1030), (32, 1030), (8, 1030), (16, 2060), (64, 2060)):
         for search in (False, True) if tune else (False,):
-            for warps in (1, 2, 4) if tune else (0,):
+            for warps in ((1, 2, 4) if blocks <= 1536 else (2, 4)) if tune else (0,):
                 work = topk_work(QWEN, batch, blocks, 128, warps, search)
                 log.figure(
                     "topk", work.num_bytes, measure(work), batch=batch, blocks=blocks, warps=warps, search=search

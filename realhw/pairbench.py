@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import numpy as np
 
-from realhw.geometry import ModelGeometry
-from realhw.graph_timer import Branch, run_branches
+from realhw.device import device_info
+from realhw.geometry import GEOMETRIES, ModelGeometry
+from realhw.graph_timer import Branch, run_branches, run_rounds
 from realhw.kernels.gather.api import GatherConfig
 from realhw.measurement import Recorder
 from realhw.schedule import PRIORITY
@@ -13,33 +17,39 @@ from realhw.workbench import GatherBench, Work, attention_work, score_work, topk
 
 TARGET_S = 4e-3
 """Each branch alone takes about this long, so that the two end together unless they slow each other."""
+ROUNDS = 32
+BATCHES = (8, 32, 64)
 GATHER_CTAS = (8, 16, 32)
 GATHER_BLOCKS = 1024
 """Blocks of one launch: a layer's fetch of a mid-sized batch. Short launches would time waiting for a free SM."""
 COPY_BYTES = 1 << 20
+WORKING_SET_TOKENS, SCORED_BLOCKS = 2064, 1030
 
 
-def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry, batch: int = 32) -> None:
+def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry) -> None:
     """{GEMM, attention, score, top-K} x {copies each way, gather of 8, 16, 32}, {GEMM, attention} x {score, top-K}."""
-    kernels: dict[str, Work] = {
-        "gemm": layer_products(geometry, 2 * batch),
-        "attention": attention_work(geometry, batch, 2048, 2),
-        "score": score_work(geometry, batch, 1024),
-        "topk": topk_work(geometry, batch, 1024, 128),
-    }
-    alone = {name: _alone(work) for name, work in kernels.items()}
     sides: list[tuple[str, int | None, Work, int]] = [
         ("ce_h2d", None, bench.copy_h2d(COPY_BYTES), 0),
         ("ce_d2h", None, bench.copy_d2h(COPY_BYTES), 0),
         *(("gather", n, bench.gather(GATHER_BLOCKS, GatherConfig(num_ctas=n)), PRIORITY["H"]) for n in GATHER_CTAS),
     ]
-    for side, ctas, work, priority in sides:
-        side_alone = _alone(work)
-        for name, kernel in kernels.items():
-            _pair(recorder, name, kernel, alone[name], side, ctas, work, side_alone, priority)
-    for name in ("gemm", "attention"):
-        for side in ("score", "topk"):
-            _pair(recorder, name, kernels[name], alone[name], side, None, kernels[side], alone[side], PRIORITY["B"])
+    sides_alone = [_alone(work) for _, _, work, _ in sides]
+    for batch in BATCHES:
+        kernels: dict[str, Work] = {
+            "gemm": layer_products(geometry, 2 * batch),
+            "attention": attention_work(geometry, batch, WORKING_SET_TOKENS, 2),
+            "score": score_work(geometry, batch, SCORED_BLOCKS),
+            "topk": topk_work(geometry, batch, SCORED_BLOCKS, 128),
+        }
+        alone = {name: _alone(work) for name, work in kernels.items()}
+        for (side, ctas, work, priority), side_alone in zip(sides, sides_alone, strict=True):
+            for name, kernel in kernels.items():
+                _pair(recorder, batch, name, kernel, alone[name], side, ctas, work, side_alone, priority)
+        for name in ("gemm", "attention"):
+            for side in ("score", "topk"):
+                kernel, work = kernels[name], kernels[side]
+                _pair(recorder, batch, name, kernel, alone[name], side, None, work, alone[side], PRIORITY["B"])
+                _round(recorder, batch, name, kernel, 4 if name == "gemm" else 1, side, work)
 
 
 def layer_products(geometry: ModelGeometry, rows: int) -> Work:
@@ -58,18 +68,40 @@ def _alone(work: Work) -> float:
 
 
 def _pair(
-    recorder: Recorder, name: str, kernel: Work, kernel_s: float, side: str, ctas: int | None, work: Work,
+    recorder: Recorder, batch: int, name: str, kernel: Work, kernel_s: float, side: str, ctas: int | None, work: Work,
     side_s: float, priority: int,
 ) -> None:  # fmt: skip
     first = Branch(kernel.launches, max(4, round(TARGET_S / kernel_s)))
     second = Branch(work.launches, max(4, round(TARGET_S / side_s)), priority)
     both = run_branches([first, second], 7)
     rates = np.array([overlap_rates(a, b, first.calls * kernel_s, second.calls * side_s) for a, b in both])
+    _record(recorder, "pair", rates, batch, name, side, ctas)
+
+
+def _round(
+    recorder: Recorder, batch: int, name: str, kernel: Work, calls: int, side: str, work: Work
+) -> None:  # fmt: skip
+    """The same for launches that start together, as a layer starts attention and scoring."""
+    first, second = Branch(kernel.launches, calls), Branch(work.launches, 1, PRIORITY["B"])
+    first_s, second_s = (float(np.median(run_rounds([branch], ROUNDS, 5))) for branch in (first, second))
+    both = run_rounds([first, second], ROUNDS, 5)
+    rates = np.array([overlap_rates(a, b, first_s, second_s) for a, b in both])
+    _record(recorder, "pair_round", rates, batch, name, side, None)
+    for which, column in (("kernel", 0), ("beside", 1)):
+        recorder.add(
+            "round", float(np.median(both[:, column])), float(np.diff(np.percentile(both[:, column], [25, 75]))[0]),
+            len(both), which=which, alone_s=(first_s, second_s)[column], kernel=name, beside=side, batch=batch,
+        )  # fmt: skip
+
+
+def _record(
+    recorder: Recorder, kind: str, rates: np.ndarray, batch: int, name: str, side: str, ctas: int | None
+) -> None:
     low, mid, high = np.percentile(rates, [25, 50, 75], axis=0)
     for column, which in enumerate(("kernel_rate", "beside_rate")):
         recorder.add(
-            "pair", float(mid[column]), float((high - low)[column]), len(rates), unit="1", which=which, kernel=name,
-            beside=side, ctas=ctas,
+            kind, float(mid[column]), float((high - low)[column]), len(rates), unit="1", which=which, kernel=name,
+            beside=side, ctas=ctas, batch=batch,
         )  # fmt: skip
 
 
@@ -80,3 +112,16 @@ def overlap_rates(first_s: float, second_s: float, first_alone_s: float, second_
         return first_alone_s / first_s, max(0.0, done_s) / first_s
     done_s = first_alone_s - (first_s - second_s)
     return max(0.0, done_s) / second_s, second_alone_s / second_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--raw", type=Path, required=True, help="JSONL file of measurements")
+    parser.add_argument("--pinned-gib", type=int, default=2)
+    options = parser.parse_args()
+    recorder = Recorder(options.raw, device_info().as_dict())
+    bench_pairs(recorder, GatherBench(options.pinned_gib << 30), GEOMETRIES["Qwen3-8B"])
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ def test_scores_and_top_k_at_size(n_max):
     assert torch.equal(torch.isfinite(scores), finite)
     assert float((scores - truth)[finite].norm() / truth[finite].norm()) < 1e-5
     expected = topk_reference.topk_blocks(scores, num_blocks, 128)
-    for topk, num_warps in ((topk_blocks, 0), (topk_blocks, 1), (topk_by_search, 1), (topk_by_search, 2)):
+    for topk, num_warps in ((topk_blocks, 2), (topk_blocks, 4), (topk_by_search, 2), (topk_by_search, 4)):
         ids = torch.full((BATCH, HEADS, 128), -77, dtype=torch.int32, device="cuda")
         topk(scores, num_blocks, ids, num_warps)
         assert torch.equal(ids, expected)

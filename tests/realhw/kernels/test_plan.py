@@ -56,12 +56,16 @@ def expected_step(head, step, lookahead, ranking, kv_start, block_size, allowed,
 
 
 @pytest.mark.parametrize(
-    ("lookahead", "num_kept", "slack", "ranked", "cap"),
-    [(0, 8, 0, 8, 99), (1, 8, 0, 12, 2), (1, 7, 3, 7, 3), (3, 16, 5, 20, 4), (2, 5, 0, 9, 99)],
-)
-def test_plans_equal_the_plain_rules_step_by_step(lookahead, num_kept, slack, ranked, cap, device):
-    num_steps, block_size, max_blocks = 9, 4, 30
-    kv_start = torch.tensor([101, 90], dtype=torch.int32)
+    ("lookahead", "num_kept", "slack", "ranked", "cap", "max_blocks"),
+    [
+        (0, 8, 0, 8, 99, 30), (1, 8, 0, 12, 2, 30), (1, 7, 3, 7, 3, 30), (3, 16, 5, 20, 4, 30), (2, 5, 0, 9, 99, 30),
+        pytest.param(1, 128, 7, 128, 6, 1030, marks=pytest.mark.gpu),
+        pytest.param(0, 128, 0, 160, 999, 1030, marks=pytest.mark.gpu),
+    ],
+)  # fmt: skip
+def test_plans_equal_the_plain_rules_step_by_step(lookahead, num_kept, slack, ranked, cap, max_blocks, device):
+    num_steps, block_size = 9, 4
+    kv_start = torch.tensor([4 * max_blocks - 19, 4 * max_blocks - 30], dtype=torch.int32)
     rows = torch.tensor([0, 3], dtype=torch.int32)
     rankings = make_rankings(num_steps + 4, ranked, max_blocks, seed=lookahead)
     rankings[5, :, :, -2:] = -1
