@@ -145,7 +145,8 @@ def plan_step(
         offset, layer, lookahead_k, num_steps, rankings.stride(0), rankings.stride(1), heads,
         shape.num_kept, num_slots, rankings.shape[3], table.shape[2],
         ON_DEMAND=lookahead_k == 0, P=shape.block_size_tokens, NB=shape.id_range, SP=_padded(num_slots),
-        MP=_padded(rankings.shape[3]), KEY_BITS=shape.key_bits, num_warps=num_warps or 1,
+        MP=_padded(rankings.shape[3]), KEY_BITS=shape.key_bits,
+        num_warps=num_warps or max(1, min(8, _padded(max(num_slots, rankings.shape[3])) // 256)),
     )  # fmt: skip
 
 
