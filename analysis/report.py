@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis import page, style
 from analysis.breakdown import draw_breakdown
+from analysis.comparison import draw_comparison
 from analysis.heatmap import draw_heatmap, grid_systems
 from analysis.load import Run, load_run
 from analysis.pareto import draw_pareto
@@ -22,6 +23,7 @@ from analysis.selection import CASE_COLUMNS, CONTEXT_COLUMNS, Case, NotDrawn, sp
 from traces.errors import InputError
 
 PLOTS: dict[str, Callable[[Case], Figure]] = {
+    "comparison": draw_comparison,
     "roofline": draw_roofline,
     "breakdown": draw_breakdown,
     "heatmap": draw_heatmap,
@@ -62,6 +64,22 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     except OSError as error:
         raise InputError(f"{error.filename or pictures_folder}: cannot be written ({error.strerror})") from error
     return [*written, report_path]
+
+
+def plot_one(folder: Path, name: str) -> list[Path]:
+    """Write one plot (a key of `PLOTS`) of a results folder to `folder/plots`; cases that cannot fill it have none.
+
+    Raises `InputError` as `plot_run`.
+    """
+    run = load_run(folder)
+    written = []
+    for case in _drawn_cases(run):
+        with suppress(NotDrawn):
+            label = _case_label(run, case)
+            path = folder / "plots" / (f"{name}--{_slug(label)}.png" if label else f"{name}.png")
+            path.parent.mkdir(exist_ok=True)
+            written.append(_write(path, _rendered(PLOTS[name](case), "png")))
+    return written
 
 
 def _drawn_cases(run: Run) -> list[Case]:

@@ -283,6 +283,45 @@ def validate(
 
 
 @app.command()
+def compare(
+    experiment: Experiment = None,
+    systems: Annotated[
+        Values, typer.Option("--systems", metavar="A,B", help="Default: all that the trace serves.")
+    ] = None,
+    model: Model = None,
+    hardware: Hardware = None,
+    trace: Trace = None,
+    fetch_cap: FetchCap = None,
+    block_size: BlockSize = None,
+    lookahead: Lookahead = None,
+    numa: Numa = None,
+    budget: Budget = None,
+    batch_size: BatchSize = None,
+    context: Context = None,
+    min_recall: MinRecall = None,
+    maximize: Maximize = None,
+    seed: Seed = None,
+    set_: Set = None,
+    out: Out = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Set systems side by side at one setting, each at the best of a small grid of its own.
+
+    Any flag takes a comma list of values to choose from; one value holds for all systems (--batch-size 32: the same
+    batch for all). Writes a run folder with a picture.
+    """
+    from oasis_sim.verbs.compare import compare as verb
+
+    system = systems
+    flags = _flags(locals())
+    return verb(experiment, flags, set_ or [], out, json, quiet, jobs)
+
+
+@app.command()
 def reproduce(
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="One experiment of the table. Default: all.")

@@ -42,7 +42,7 @@ class Request:
 
 def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
     """Request of `run`. Raises InputError when a key has more than one value."""
-    settings = _read(file) | command_line_settings(flags, assignments)
+    settings = read_settings(file) | command_line_settings(flags, assignments)
     for key, values in settings.items():
         if len(values) > 1:
             raise InputError(f"run takes one value for {key}, got {', '.join(map(str, values))}; use sweep for a list")
@@ -51,7 +51,7 @@ def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments:
 
 def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
     """Request of `sweep`; without a file, flags override the embedded default sweep."""
-    return make_request(_read(file or str(DEFAULT_SWEEP)) | command_line_settings(flags, assignments))
+    return make_request(read_settings(file or str(DEFAULT_SWEEP)) | command_line_settings(flags, assignments))
 
 
 def make_request(settings: Settings) -> Request:
@@ -76,7 +76,8 @@ def make_request(settings: Settings) -> Request:
     return Request(points, config)
 
 
-def _read(file: str | None) -> Settings:
+def read_settings(file: str | None) -> Settings:
+    """Dotted keys of an experiment file, each with the list of its values; none without a file."""
     if file is None:
         return {}
     tree = load_yaml(file)

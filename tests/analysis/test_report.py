@@ -14,7 +14,8 @@ from analysis.selection import Case
 from simulator.metrics import BREAKDOWN
 from traces.errors import InputError
 
-ALL = ["roofline", "breakdown", "heatmap", "heatmap-prefetch-previous", "heatmap-oasiskv-oracle", "response", "pareto"]
+HEATMAPS = ["heatmap", "heatmap-prefetch-previous", "heatmap-oasiskv-oracle"]
+ALL = ["comparison", "roofline", "breakdown", *HEATMAPS, "response", "pareto"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -103,7 +104,8 @@ def test_null_metrics_leave_the_rest_standing(tmp_path, sweep_frame, write_run):
     few = sweep_frame[(sweep_frame["policy.lookahead_k"] == 1) & (sweep_frame["placement.host_numa"] == "local")]
     rows = few.assign(**dict.fromkeys(gone), h2d_ceiling_tokens_per_s=np.nan, bound_detail=None)
     names = [path.name for path in plot_run(write_run(tmp_path, rows))]
-    assert names == ["heatmap.png", "heatmap-oasiskv.png", "heatmap-oasiskv-oracle.png", "response.png", "report.html"]
+    drawn = ["comparison", "heatmap", "heatmap-oasiskv", "heatmap-oasiskv-oracle", "response"]
+    assert names == [*(f"{name}.png" for name in drawn), "report.html"]
     page = (tmp_path / "report.html").read_text()
     assert "No point has a known recall. Of the others the best is prefetch-previous with" in page
     assert not re.search(r"\bnan\b", re.sub(r"base64,[^\"]+", "", page))
