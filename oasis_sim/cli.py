@@ -121,7 +121,9 @@ def sweep(
 @app.command()
 def record(
     prompts: Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")],
-    model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
+    model: Annotated[
+        str, typer.Option("--model", help="smollm2-135m, gemma3-270m, a .gguf file, a folder or a Hugging Face name.")
+    ],
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
     name: Annotated[str | None, typer.Option("--name", help="Name of the trace.")] = None,
     context: Annotated[
@@ -135,6 +137,15 @@ def record(
         str | None, typer.Option("--extra-block-sizes", metavar="P,P", help="Recorded for the extra layers only.")
     ] = None,
     extra_layers: Annotated[str | None, typer.Option("--extra-layers", metavar="L,L")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="L,L", help="Of --block-sizes. Default: all with full attention."),
+    ] = None,
+    kv_heads: Annotated[str | None, typer.Option("--kv-heads", metavar="H,H", help="Default: all.")] = None,
+    extras: Annotated[
+        str | None,
+        typer.Option("--with", metavar="X,X", help="mean, prev_layer, query_cos, prefill_mass, prompt_window_mass."),
+    ] = None,
     max_budget: Annotated[
         int | None, typer.Option("--max-budget", metavar="TOKENS", help="Largest budget the trace can replay.")
     ] = None,
@@ -151,7 +162,8 @@ def record(
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
     set_: Annotated[
-        Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.record.RecordOptions.")
+        Values,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other option of RecordOptions (docs/trace-format.md)."),
     ] = None,
     quiet: Quiet = False,
 ) -> int:
@@ -169,6 +181,9 @@ def record(
         "block_sizes_tokens": block_sizes,
         "extra_block_sizes_tokens": extra_block_sizes,
         "extra_layers": extra_layers,
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "extras": extras,
         "max_budget_tokens": max_budget,
         "draft_distances": draft_distances,
         "drafter": drafter,

@@ -67,6 +67,9 @@ def capture(model: Any, feature_layers: Sequence[int], passes: list[Tensor]) -> 
     ]
 
 
+_CHUNK_TOKENS = 1024
+
+
 class Eagle3Drafter(Drafter):
     """Greedy chain of an EAGLE-3 head. Sees every forward pass of `model` from its creation until `close`."""
 
@@ -97,7 +100,9 @@ class Eagle3Drafter(Drafter):
         self._passes.clear()
         features = self._head.features(hidden.to(self._head.fc.weight.dtype))
         following = tokens[self._num_slots + 1 :]
-        output = self._run(following, features, self._num_slots)[:, -1:]
+        for start in range(0, new, _CHUNK_TOKENS):  # bounds the attention mask of a long prompt
+            part = slice(start, min(start + _CHUNK_TOKENS, new))
+            output = self._run(following[part], features[:, part], self._num_slots + start)[:, -1:]
         self._num_slots += new
         committed = list(self._past)
         guesses: list[int] = []

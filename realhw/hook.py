@@ -6,12 +6,11 @@ implementation that the model had.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,9 +20,14 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from realhw.block_scores import block_bounds, block_means, block_sums, bound_scores, mean_scores, token_mass
+from realhw.previous_layer import PreviousLayerProbe
+from realhw.prompt_mass import PromptMass
 from traces.errors import OasisError
 
 ATTENTION_NAME = "oasis_record"
+Extra = Literal["mean", "prev_layer", "query_cos", "prefill_mass", "prompt_window_mass"]
+"""What is watched besides scores and mass."""
 _active: AttentionTap | None = None
 
 
@@ -38,27 +42,49 @@ class StepAttention:
     scores: float32 [L_P, H, R, n − 1], the min/max bound of row r's query on each selectable block, maximum over the
     query group, in log2 of softmax weight. Row 0 is the real token, row j the token guessed j positions ahead; all
     against the blocks that exist now. mass: float32 [L_P, H, n], softmax mass of row 0, mean over the query group.
+    other_scores: by (block size, `mean` or `prev_layer`), float32 [L_P, H, n − 1] of row 0; for `prev_layer` without
+    model layer 0. query_cos: float32 [L, H] of all recorded layers.
     """
 
     scores: dict[int, NDArray[np.float32]]
     mass: dict[int, NDArray[np.float32]]
+    other_scores: dict[tuple[int, str], NDArray[np.float32]]
+    query_cos: NDArray[np.float32] | None
 
 
 class AttentionTap:
     """Collects what every layer's attention does in one forward pass.
 
-    block_layers: model layers to record, by block size in tokens.
+    block_layers: model layers to record, by block size in tokens. kv_heads: which heads; None: all.
+    prompt_window_tokens: queries in the window of `prompt_window_mass`.
     """
 
-    def __init__(self, num_layers: int, block_layers: Mapping[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        block_layers: Mapping[int, tuple[int, ...]],
+        kv_heads: Sequence[int] | None = None,
+        extras: Sequence[Extra] = (),
+        prompt_window_tokens: int = 32,
+    ) -> None:
         self.num_layers = num_layers
         self.block_layers = {size: tuple(layers) for size, layers in sorted(block_layers.items())}
+        self.layers = tuple(sorted({layer for layers in self.block_layers.values() for layer in layers}))
+        self.extras = frozenset(extras)
         self.delegate = "sdpa"
+        self._heads = slice(None) if kv_heads is None else list(kv_heads)
+        self._window = prompt_window_tokens if "prompt_window_mass" in extras else None
+        self.probe = PreviousLayerProbe(self.layers if "prev_layer" in extras else ())
+        self._prompt: PromptMass | None = None
+        self._prefilling = False
         self._kv_len: int | None = None
         self._num_rows = 1
         self._seen: set[int] = set()
+        self._queries: dict[int, Tensor] = {}
+        self._cos: dict[int, Tensor] = {}
         self._scores: dict[tuple[int, int], Tensor] = {}
         self._mass: dict[tuple[int, int], Tensor] = {}
+        self._other: dict[tuple[str, int, int], Tensor] = {}
 
     @contextmanager
     def installed(self, model: Any) -> Iterator[None]:
@@ -67,23 +93,46 @@ class AttentionTap:
         if _active is not None:
             raise RecordError("another recording is running in this process")
         self.delegate = model.config._attn_implementation
+        mask = ALL_MASK_ATTENTION_FUNCTIONS.get(self.delegate)
+        if mask is None:
+            raise RecordError(f"attention implementation {self.delegate!r} cannot be watched; load the model with sdpa")
         AttentionInterface.register(ATTENTION_NAME, _attention)
-        mask = ALL_MASK_ATTENTION_FUNCTIONS[self.delegate]
         AttentionMaskInterface.register(ATTENTION_NAME, mask)
-        model.set_attn_implementation(ATTENTION_NAME)
-        _active = self
-        try:
-            yield
-        finally:
-            _active = None
-            model.set_attn_implementation(self.delegate)
+        with ExitStack() as stack:
+            if "prev_layer" in self.extras:
+                stack.enter_context(self.probe.installed(model, lambda: self._kv_len is not None))
+            model.set_attn_implementation(ATTENTION_NAME)
+            _active = self
+            try:
+                yield
+            finally:
+                _active = None
+                model.set_attn_implementation(self.delegate)
+
+    def begin_prompt(self, num_tokens: int) -> None:
+        """Watch the passes over the prompt's first `num_tokens` tokens, until the first `begin`."""
+        self._prefilling = bool(self.extras & {"query_cos", "prefill_mass", "prompt_window_mass"})
+        self._queries.clear()
+        self._prompt = PromptMass(num_tokens, "prefill_mass" in self.extras, self._window)
+
+    def prompt_masses(self, num_blocks: Mapping[int, int]) -> dict[tuple[int, str], NDArray[np.float32]]:
+        """By (block size, name) for the sizes of `num_blocks`: mean mass of the prompt's queries, [L_P, H, n]."""
+        out: dict[tuple[int, str], NDArray[np.float32]] = {}
+        if self._prompt is None:
+            return out
+        for name in sorted(self.extras & {"prefill_mass", "prompt_window_mass"}):
+            for size, blocks in num_blocks.items():
+                rows = [block_sums(self._prompt.of_layer(name, layer), size) for layer in self.block_layers[size]]
+                mass = torch.stack(rows).cpu().numpy()
+                out[size, name] = np.pad(mass, ((0, 0), (0, 0), (0, blocks - mass.shape[-1])))
+        return out
 
     def begin(self, kv_len: int, num_rows: int) -> None:
         """Record the next forward pass: the real token, whose KV length becomes `kv_len`, and num_rows − 1 guesses."""
+        self._prefilling = False
         self._kv_len, self._num_rows = kv_len, num_rows
-        self._seen.clear()
-        self._scores.clear()
-        self._mass.clear()
+        for collected in (self._seen, self._scores, self._mass, self._other, self._cos, self.probe.queries):
+            collected.clear()
 
     def finish(self) -> StepAttention:
         """What the pass left. Raises RecordError naming the layers whose attention was not seen."""
@@ -95,19 +144,28 @@ class AttentionTap:
                 "the model does not route it through transformers' attention interface"
             )
         scores, mass = {}, {}
+        other: dict[tuple[int, str], NDArray[np.float32]] = {}
         for size, layers in self.block_layers.items():
             scores[size] = torch.stack([self._scores[size, layer] for layer in layers]).cpu().numpy()
             mass[size] = torch.stack([self._mass[size, layer] for layer in layers]).cpu().numpy()
-        return StepAttention(scores, mass)
+            for name in [str(extra) for extra in ("mean", "prev_layer") if extra in self.extras]:
+                rows = [self._other[name, size, layer] for layer in layers if layer or name == "mean"]
+                shape = (0, *scores[size].shape[1:2], *scores[size].shape[3:])
+                other[size, name] = torch.stack(rows).cpu().numpy() if rows else np.empty(shape, np.float32)
+        cosines = None
+        if "query_cos" in self.extras:
+            cosines = torch.stack([self._cos[layer] for layer in self.layers]).cpu().numpy()
+        return StepAttention(scores, mass, other, cosines)
 
     def observe(self, module: Any, query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> None:
         """Record layer `module.layer_idx`: query [1, Hq, R, D], key [1, H, kv_len + R − 1, D], after rotation."""
-        if self._kv_len is None:
-            return
         layer = int(module.layer_idx)
         self._seen.add(layer)
-        sizes = [size for size, layers in self.block_layers.items() if layer in layers]
-        if not sizes:
+        if layer not in self.layers or (self._kv_len is None and not self._prefilling):
+            return
+        scale = key.shape[3] ** -0.5 if scaling is None else scaling
+        if self._kv_len is None:
+            self._observe_prompt(layer, self._grouped(query, key), self._selected(key), scale, softcap)
             return
         if query.shape[0] != 1 or query.shape[2] != self._num_rows:
             shape = tuple(query.shape)
@@ -116,59 +174,36 @@ class AttentionTap:
             raise RecordError(
                 f"layer {layer}: the cache holds {key.shape[2]} keys, expected {self._kv_len + self._num_rows - 1}"
             )
-        keys = key[0, :, : self._kv_len].float()
-        rows = query[0].float().view(keys.shape[0], -1, self._num_rows, keys.shape[2])
-        scale = keys.shape[2] ** -0.5 if scaling is None else scaling
+        keys, rows = self._selected(key)[:, : self._kv_len], self._grouped(query, key)
+        if "query_cos" in self.extras:
+            self._cos[layer] = torch.cosine_similarity(rows[:, :, 0], self._queries[layer], dim=-1).mean(dim=1)
+            self._queries[layer] = rows[:, :, 0]
+        expected = self.probe.queries.get(layer)
         mass = token_mass(rows[:, :, 0], keys, scale, softcap)
+        sizes = [size for size, layers in self.block_layers.items() if layer in layers]
         for size, (low, high) in block_bounds(keys, sizes).items():
             self._mass[size, layer] = block_sums(mass, size)
             self._scores[size, layer] = bound_scores(rows, low, high, scale, softcap)
+            if "mean" in self.extras:
+                means = block_means(keys, size)
+                self._other["mean", size, layer] = mean_scores(rows[:, :, 0], means, scale, softcap)
+            if expected is not None:
+                probed = self._grouped(expected, key)
+                self._other["prev_layer", size, layer] = bound_scores(probed, low, high, scale, softcap)[:, 0]
 
+    def _observe_prompt(self, layer: int, rows: Tensor, keys: Tensor, scale: float, softcap: float | None) -> None:
+        self._queries[layer] = rows[:, :, -1]
+        if self._prompt is not None and self.extras & {"prefill_mass", "prompt_window_mass"}:
+            self._prompt.add(layer, rows, keys, scale, softcap)
 
-def token_mass(query: Tensor, keys: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Softmax over keys [H, S, D] of query [H, G, D], mean over the group: [H, S]."""
-    logits = _softcapped(torch.einsum("hgd,hsd->hgs", query, keys) * scale, softcap)
-    return logits.softmax(dim=-1).mean(dim=1)
+    def _selected(self, key: Tensor) -> Tensor:
+        """Keys [H, S, D] of the recorded heads."""
+        return key[0, self._heads].float()
 
-
-def block_sums(mass: Tensor, block_size_tokens: int) -> Tensor:
-    """Sums of mass [H, S] over blocks, the last of which may be partial: [H, ceil(S/P)]."""
-    missing = -mass.shape[-1] % block_size_tokens
-    padded = torch.nn.functional.pad(mass, (0, missing))
-    return padded.view(mass.shape[0], -1, block_size_tokens).sum(dim=-1)
-
-
-def block_bounds(keys: Tensor, block_sizes: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
-    """Per-channel minimum and maximum of each selectable block's keys [H, S, D], each [H, ceil(S/P) − 1, D].
-
-    Coarser block sizes pool finer ones that divide them. `block_sizes` ascends.
-    """
-    num_tokens = keys.shape[1]
-    bounds: dict[int, tuple[Tensor, Tensor]] = {}
-    for size in block_sizes:
-        blocks = -(-num_tokens // size) - 1
-        finer = max((s for s in bounds if size % s == 0), default=None)
-        low, high, factor = (keys, keys, size) if finer is None else (*bounds[finer], size // finer)
-        shape = (keys.shape[0], blocks, factor, keys.shape[2])
-        bounds[size] = (
-            low[:, : blocks * factor].reshape(shape).amin(dim=2),
-            high[:, : blocks * factor].reshape(shape).amax(dim=2),
-        )
-    return bounds
-
-
-def bound_scores(rows: Tensor, low: Tensor, high: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Upper bound of each block's largest logit, in octaves: rows [H, G, R, D], bounds [H, n, D] -> [H, R, n].
-
-    Sum over d of max(q_d * max_d, q_d * min_d), maximum over the query group. Source: Quest (arXiv 2406.10774), §3.3.
-    """
-    score = torch.einsum("hgrd,hnd->hgrn", rows.clamp(min=0), high)
-    score += torch.einsum("hgrd,hnd->hgrn", rows.clamp(max=0), low)
-    return _softcapped(score * scale, softcap).amax(dim=1) / math.log(2)
-
-
-def _softcapped(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    def _grouped(self, query: Tensor, key: Tensor) -> Tensor:
+        """Query rows [H, G, R, D] of the recorded KV heads."""
+        rows = query[0].float()
+        return rows.view(key.shape[1], -1, rows.shape[1], rows.shape[2])[self._heads]
 
 
 def _attention(
@@ -178,6 +213,8 @@ def _attention(
         raise RecordError("the recording attention ran without a recording")
     if kwargs.get("s_aux") is not None:
         raise RecordError("attention sinks that are no tokens (s_aux) are not supported")
+    if _active.probe.probing:
+        return _active.probe.keep_query(int(module.layer_idx), query), None
     _active.observe(module, query, key, kwargs.get("scaling"), kwargs.get("softcap"))
     if _active.delegate == "eager":
         delegate = sys.modules[type(module).__module__].eager_attention_forward

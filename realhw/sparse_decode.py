@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from realhw.hook import bound_scores
+from realhw.block_scores import bound_scores
 from traces.errors import InputError
 
 ATTENTION_NAME = "oasis_sparse"

@@ -45,6 +45,10 @@ class FileGroup(TraceGroup):
         return self.attributes.content_hash or self.computed_hash()
 
     @property
+    def num_kv_heads(self) -> int:
+        return self.attributes.num_kv_heads(self.model)
+
+    @property
     def block_sizes(self) -> tuple[int, ...]:
         return tuple(sorted(self.attributes.blocks))
 

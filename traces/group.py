@@ -31,6 +31,7 @@ class TraceGroup(ABC):
 
     @property
     def num_kv_heads(self) -> int:
+        """Recorded KV heads: the model's, unless the trace names a few."""
         return self.model.num_kv_heads
 
     @property

@@ -15,8 +15,15 @@ from numpy.typing import NDArray
 
 from traces.schema import GroupAttributes, ModelGeometry, TraceAttributes
 
-_YOUNGER = {"query_cos": False, "prefill_mass": False, "prompt_window_tokens": None, "sparse_policy": None}
+_YOUNGER = {
+    "kv_heads": None,
+    "query_cos": False,
+    "prefill_mass": False,
+    "prompt_window_tokens": None,
+    "sparse_policy": None,
+}
 _YOUNGER_OF_BLOCKS = {"draft_levels": True}
+_YOUNGER_OF_MODELS: dict[str, Any] = {"window_layers": [], "window_tokens": None}
 """Attributes that came after the first traces, with their defaults, at which they do not enter the hash."""
 
 
@@ -40,7 +47,13 @@ class ContentHasher:
         for block in attributes["blocks"].values():
             _drop_defaults(block, _YOUNGER_OF_BLOCKS)
         arrays = {name: digest.hexdigest() for name, digest in sorted(self._arrays.items())}
-        return _sha256({"model": model.model_dump(mode="json"), "group": attributes, "arrays": arrays})
+        return _sha256({"model": _model(model), "group": attributes, "arrays": arrays})
+
+
+def _model(model: ModelGeometry) -> dict[str, Any]:
+    dumped = model.model_dump(mode="json")
+    _drop_defaults(dumped, _YOUNGER_OF_MODELS)
+    return dumped
 
 
 def _drop_defaults(attributes: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -51,7 +64,7 @@ def _drop_defaults(attributes: dict[str, Any], defaults: Mapping[str, Any]) -> N
 
 def trace_hash(attributes: TraceAttributes, groups: Mapping[str, str]) -> str:
     """Hash of a trace from its semantic attributes and its groups' hashes."""
-    semantic = attributes.model_dump(mode="json", exclude={"name", "provenance"})
+    semantic = attributes.model_dump(mode="json", exclude={"name", "provenance"}) | {"model": _model(attributes.model)}
     return _sha256({"trace": semantic, "groups": dict(groups)})
 
 

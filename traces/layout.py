@@ -60,9 +60,9 @@ def array_layouts(model: ModelGeometry, group: GroupAttributes) -> dict[str, Arr
         layouts[f"draft{j}/token"] = ArrayLayout("int32", ())
         layouts[f"draft{j}/accepted"] = ArrayLayout("uint8", ())
     if group.query_cos:
-        layouts["query_cos"] = ArrayLayout("float32", (len(recorded_layers(group.blocks)), model.num_kv_heads))
+        layouts["query_cos"] = ArrayLayout("float32", (len(recorded_layers(group.blocks)), group.num_kv_heads(model)))
     for size, block in sorted(group.blocks.items()):
-        heads = (len(block.layers), model.num_kv_heads)
+        heads = (len(block.layers), group.num_kv_heads(model))
         blocks = num_blocks(group.capacity_tokens, size)
         bitmap, ranked = (*heads, -(-blocks // 8)), (*heads, block.max_ranked_blocks)
         members_only = mass_source(group.blocks, size) is None

@@ -64,6 +64,8 @@ def _check_size(store: Store, name: str, trace: TraceAttributes, group: GroupAtt
     for key, layout in array_layouts(trace.model, group).items():
         if layout.row_bytes * max(STEPS_PER_CHUNK, group.steps_written) > MAX_ARRAY_BYTES:
             raise TraceError(store.file, f"{name}/{key}", "the sizes that the attributes state are absurd")
+    if any(head >= trace.model.num_kv_heads for head in group.kv_heads or ()):
+        raise TraceError(store.file, name, f"lists KV heads {group.kv_heads} of {trace.model.num_kv_heads}")
     for size, block in group.blocks.items():
         beyond = [layer for layer in block.layers if layer >= trace.model.num_layers]
         if beyond:

@@ -32,6 +32,9 @@ class ModelGeometry(Attributes):
     num_query_heads: Annotated[int, Field(gt=0, le=4096)]
     num_kv_heads: Annotated[int, Field(gt=0, le=4096)]
     head_dim: Annotated[int, Field(gt=0, le=65536)]
+    window_layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Layers that attend to the last `window_tokens` only: they select nothing and are not ranked."""
+    window_tokens: Count | None = None
 
 
 class Provenance(Attributes):
@@ -114,6 +117,8 @@ class GroupAttributes(Attributes):
     """Resolution of ranking levels; a score is in log2 of softmax weight."""
     blocks: dict[Annotated[int, Field(gt=0, le=65536)], BlockSizeAttributes] = Field(min_length=1)
     """By block size in tokens."""
+    kv_heads: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """KV heads of the model that are recorded, ascending; null: all."""
     drafter: DrafterAttributes | None = None
     prompt: str | None = None
     """What the prompt consists of."""
@@ -131,6 +136,10 @@ class GroupAttributes(Attributes):
     """Residency rules (keys of a simulated policy) under whose working set the drafts of `draft{j}_sparse` ran."""
     content_hash: str | None = None
     """sha256 over semantic attributes and decoded arrays of the rows written."""
+
+    def num_kv_heads(self, model: ModelGeometry) -> int:
+        """Recorded KV heads."""
+        return model.num_kv_heads if self.kv_heads is None else len(self.kv_heads)
 
     @property
     def capacity_tokens(self) -> int:

@@ -150,7 +150,12 @@ class GroupWriter:
         out: dict[str, NDArray[Any]] = {}
         source = mass_source(self.attributes.blocks, size)
         capacity = num_blocks(self.attributes.capacity_tokens, size)
-        shape = (len(steps), len(block.layers), self._trace.model.num_kv_heads, block.max_ranked_blocks)
+        shape = (
+            len(steps),
+            len(block.layers),
+            self.attributes.num_kv_heads(self._trace.model),
+            block.max_ranked_blocks,
+        )
         decoded: dict[str, NDArray[Any]] = {}
         true_bits = true_levels = np.empty(0, np.uint8)
         for name in sorted(block.rankings, key=lambda n: n != "true"):

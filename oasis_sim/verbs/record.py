@@ -12,8 +12,9 @@ from typing import Any
 from oasis_sim.options import assigned
 from traces.errors import EnvironmentMissing, InputError
 
-LISTS = ("block_sizes_tokens", "extra_block_sizes_tokens", "extra_layers")
-"""Options that hold several numbers, given with commas."""
+NUMBERS = ("block_sizes_tokens", "extra_block_sizes_tokens", "layers", "kv_heads", "extra_layers")
+NAMES = ("extras",)
+"""Options that hold several values, given with commas."""
 
 
 def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequence[str], quiet: bool) -> int:
@@ -28,7 +29,8 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds
     os.environ.setdefault("TQDM_DISABLE", "1")  # the loader's own bars: progress is reported here
     try:
-        from realhw import record as recorder
+        from realhw.record import record as recorder
+        from realhw.record_options import RecordOptions
     except ImportError as error:
         missing = error.name or str(error)
         raise EnvironmentMissing(f"record needs {missing}: pip install 'oasis-sim[gpu]'") from error
@@ -40,16 +42,19 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         if name in given:
             raise InputError(f"--set {name}: is given by its own flag, too")
         given[name] = value
-    for name in LISTS:
+    for name in NUMBERS:
         if name in given:
             given[name] = _numbers(name, given[name])
+    for name in NAMES:
+        if name in given:
+            given[name] = tuple(part.strip() for part in str(given[name]).split(","))
     for name in ("prompts", "command"):
         if name in given:
             raise InputError(f"--set {name}: is filled by the command line itself")
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
-    checked = validated(recorder.RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
+    checked = validated(RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
     with _Progress(quiet) as progress:
-        folder = recorder.record(checked, target, progress=progress)
+        folder = recorder(checked, target, progress=progress)
     print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
 

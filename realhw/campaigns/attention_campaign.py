@@ -30,7 +30,8 @@ from realhw.prompt_sets import Example, few_shot, load_examples, needle_prompt
 from realhw.prompts import Message, Prompt, encode_prompt
 from realhw.quality import measure_quality
 from realhw.quality_options import QualityOptions
-from realhw.record import RecordOptions, record
+from realhw.record import record
+from realhw.record_options import RecordOptions
 from traces.pack import pack
 
 FILES = ("gsm8k_test.jsonl", "math500.jsonl", "humaneval.jsonl")

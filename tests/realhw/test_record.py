@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 from realhw.hook import AttentionTap, RecordError
-from realhw.models import LoadedModel, cache_keyword, geometry_of
+from realhw.models import LoadedModel, cache_keyword
 from realhw.prompts import Prompt
-from realhw.record import RecordOptions, record
+from realhw.record import record
+from tests.realhw.tiny_llama import (
+    GROUP,
+    NUM_HEADS,
+    NUM_LAYERS,
+    check_ranking,
+    eager_rows,
+    loaded_model,
+    options,
+    quest_scores,
+)
 from traces.check import check_trace
 from traces.codec import rank_scores
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
-
-NUM_LAYERS, NUM_HEADS, GROUP, HEAD_DIM = 3, 2, 2, 8
-
-
-class WordTokenizer:
-    """One token per whitespace-separated number."""
-
-    chat_template = None
-    eos_token_id = 0
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,78 +42,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=NUM_HEADS * GROUP,
-        num_key_value_heads=NUM_HEADS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config).eval()
-    return LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
-
-
-def options(**changes: Any) -> RecordOptions:
-    rng = np.random.default_rng(1)
-    text = " ".join(str(token) for token in rng.integers(0, 20, size=45))
-    values: dict[str, Any] = {
-        "model": "tiny",
-        "prompts": (Prompt(name="request", text=text),),
-        "steps": 70,
-        "block_sizes_tokens": (8,),
-        "extra_block_sizes_tokens": (4, 16),
-        "extra_layers": (0, 2),
-        "max_budget_tokens": 64,
-        "draft_distances": 3,
-        "temperature": 1.0,
-        "prefill_chunk_tokens": 17,
-    }
-    return RecordOptions(**(values | changes))
+    return loaded_model()
 
 
 @pytest.fixture(scope="module")
 def recorded(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(options(), tmp_path_factory.mktemp("recorded") / "tiny.zarr", loaded)
-
-
-def eager_rows(loaded: LoadedModel, tokens: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
-    """Rotated queries and keys of every layer, [Hq, S, D] and [H, S, D], and eager attention weights."""
-    model = loaded.model
-    queries, keys = [], []
-    with torch.inference_mode():
-        model.set_attn_implementation("eager")
-        output = model(torch.tensor([tokens]), output_attentions=True, output_hidden_states=True)
-        model.set_attn_implementation("sdpa")
-        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-        for layer, hidden in zip(model.model.layers, output.hidden_states, strict=False):
-            normed = layer.input_layernorm(hidden)
-            shape = (1, len(tokens), -1, HEAD_DIM)
-            query = layer.self_attn.q_proj(normed).view(shape).transpose(1, 2)
-            key = layer.self_attn.k_proj(normed).view(shape).transpose(1, 2)
-            cos, sin = model.model.rotary_emb(hidden, torch.arange(len(tokens))[None])
-            query, key = apply_rotary_pos_emb(query, key, cos, sin)
-            queries.append(query[0].double())
-            keys.append(key[0].double())
-    return queries, keys, output.attentions
-
-
-def quest_scores(query: torch.Tensor, keys: torch.Tensor, size: int, num_blocks: int) -> np.ndarray:
-    """Min/max bound written out: query [Hq, D], keys [H, S, D] -> [H, num_blocks] in octaves, group maximum."""
-    scores = np.empty((NUM_HEADS, num_blocks))
-    for head in range(NUM_HEADS):
-        for block in range(num_blocks):
-            inside = keys[head, block * size : (block + 1) * size]
-            low, high = inside.min(dim=0).values, inside.max(dim=0).values
-            bounds = [float(torch.maximum(q * low, q * high).sum()) for q in query[head * GROUP : (head + 1) * GROUP]]
-            scores[head, block] = max(bounds) * HEAD_DIM**-0.5 / math.log(2)
-    return scores
 
 
 def test_recording_equals_eager_attention(loaded: LoadedModel, recorded: Path) -> None:
@@ -141,17 +72,6 @@ def test_recording_equals_eager_attention(loaded: LoadedModel, recorded: Path) -
                 inside = np.take_along_axis(expected, np.maximum(group.ranking("true", size)[t, index], 0), axis=-1)
                 inside = np.where(group.ranking("true", size)[t, index] >= 0, inside, 0)
                 np.testing.assert_allclose(group.rest(size)[t, index], 1 - inside.sum(axis=-1), atol=1e-5)
-
-
-def check_ranking(ids: np.ndarray, scores: np.ndarray) -> None:
-    """`ids` [H, M] orders scores [H, n] up to rounding to one sixteenth octave."""
-    for row, values in zip(ids, scores, strict=True):
-        kept = row[row >= 0]
-        assert len(kept) == min(len(row), len(values))
-        ranked = values[kept]
-        assert np.all(np.diff(ranked) <= 1 / 16 + 1e-4)
-        left_out = np.delete(values, kept)
-        assert not left_out.size or left_out.max() <= ranked.min() + 1 / 16 + 1e-4
 
 
 def test_draft_rows_are_the_guess_run_after_the_real_prefix(loaded: LoadedModel, recorded: Path) -> None:
@@ -220,17 +140,17 @@ def test_same_seed_same_trace(loaded: LoadedModel, tmp_path: Path) -> None:
     assert hashes["first"] == hashes["again"] != hashes["other"]
 
 
-def test_killed_recording_is_a_shorter_trace(loaded: LoadedModel, recorded: Path, tmp_path: Path) -> None:
+def test_interrupted_recording_is_a_shorter_trace(loaded: LoadedModel, recorded: Path, tmp_path: Path) -> None:
     def kill(what: str, done: int, total: int) -> None:
         if done == 66:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         record(options(), tmp_path / "t.zarr", loaded, kill)
-    assert check_trace(tmp_path / "t.zarr")["groups"]["request"]["num_positions"] == 64
+    assert check_trace(tmp_path / "t.zarr")["groups"]["request"]["num_positions"] == 66
     short, full = open_trace(tmp_path / "t.zarr").group("request"), open_trace(recorded).group("request")
     for name in ("true", "draft2"):
-        np.testing.assert_array_equal(short.ranking(name, 8), full.ranking(name, 8)[:64])
+        np.testing.assert_array_equal(short.ranking(name, 8), full.ranking(name, 8)[:66])
 
 
 def test_unseen_layers_are_named(loaded: LoadedModel) -> None:

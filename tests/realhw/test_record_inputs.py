@@ -14,7 +14,8 @@ from transformers import DeepseekV3Config, Gemma3ForCausalLM, Gemma3TextConfig, 
 from realhw.drafters import NgramDrafter
 from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_model
 from realhw.prompts import Message, Prompt, encode_prompt, fit_context, load_prompts
-from realhw.record import RecordOptions, record
+from realhw.record import record
+from realhw.record_options import RecordOptions
 from traces.check import check_trace
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace

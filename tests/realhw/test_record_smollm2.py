@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from realhw.prompts import load_prompts
-from realhw.record import RecordOptions, record
+from realhw.record import record
+from realhw.record_options import RecordOptions
 from traces.check import check_trace
 from traces.reader import open_trace
 from traces.statistics import attention_statistics
