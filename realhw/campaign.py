@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from realhw.decode_point import Point, trace_hash
-from realhw.device import device_info
+from realhw.device import device_info, require_gpu
 from realhw.flows import Flow, footprint, largest_batch
 from realhw.geometry import geometry
 from realhw.host_kv import HostKv, request_bytes
@@ -45,6 +45,7 @@ class Campaign:
 
     def __init__(self, out: Path, host_gib: int, traces: Path | None = None) -> None:
         self._out, self._traces, self._host_bytes = out, traces, host_gib << 30
+        self._device, self._info = require_gpu(), device_info()
         self._weights: ModelWeights | None = None
         self._host: HostKv | None = None
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ class Campaign:
 
     def _resume(self) -> set[str]:
         """Keys of the points that the file has; a torn last line goes."""
-        device = device_info().as_dict()
+        device = self._info.as_dict()
         text = self._out.read_text(encoding="utf-8") if self._out.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if not whole:
@@ -80,7 +81,7 @@ class Campaign:
         g, flow, began = geometry(point.model), point.flow(), time.perf_counter()
         size = (point.context_tokens, point.num_steps)
         need = footprint(g, flow, point.batch_size, *size).hbm_bytes
-        have = int(HBM_SHARE * torch.cuda.get_device_properties(0).total_memory)
+        have = int(HBM_SHARE * self._info.hbm_bytes)
         if need > have:
             row.update(status="does_not_fit", need_bytes=need, have_bytes=have)
             row["largest_batch"] = largest_batch(g, flow, *size, have)
@@ -110,7 +111,8 @@ class Campaign:
     def _measure(self, point: Point, flow: Flow, repeats: int, profile: bool) -> dict[str, Any]:
         g = geometry(point.model)
         if self._weights is None or self._weights.geometry != g:
-            self._weights = random_weights(g, "cuda")
+            self._weights = None  # one model's weights at a time
+            self._weights = random_weights(g, self._device)
         trace = point.step_trace(self._traces)
         blocks = -(-(int(trace.kv_len[trace.offsets].max()) + point.num_steps) // point.block_size_tokens)
         host = self._host_kv(point, blocks) if flow.moves else None
@@ -168,9 +170,9 @@ def describe(row: dict[str, Any]) -> str:
         f"k{p['lookahead_k']} P{p['block_size_tokens']} {p['trace']} {row['status']}"
     )
     if row["status"] == "ok":
-        text += f" {1e3 * float(np.median(np.array(row['step_s'])[:, 4:])):.3f} ms"
+        text += f" {1e3 * float(np.median(np.array(row['step_s'])[:, -8:])):.3f} ms"
         if "fetched" in row:
-            text += f" fetched/layer {float(np.mean(row['fetched'][4:-2])):.0f}"
+            text += f" fetched/layer {float(np.mean(row['fetched'][-3:])):.0f}"
         if "differing_plans" in row:
             text += f" differing plans {row['differing_plans']}"
     return f"{text} {row.get('error', '')} wall {row['wall_s']}"
