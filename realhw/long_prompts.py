@@ -6,6 +6,7 @@ python -m realhw.long_prompts FILE [FILE ...] --task multi-document --model gemm
 from __future__ import annotations
 
 import argparse
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,28 +27,32 @@ def long_prompt(
 
     A chat where the tokenizer has a template, else text. Raises InputError where the examples are too few.
     """
-    for count in range(1, len(examples) + 1):
+
+    def of(count: int) -> Prompt:
         answer = None
-        if task in ("needle", "multi-document"):
-            if task == "needle":
-                text, answer = needle_prompt(examples, count, NEEDLE_DEPTHS[seed % len(NEEDLE_DEPTHS)], seed)
-            else:
-                text, answer = multi_document_prompt(examples, count, seed)
-            turns = [{"role": "user", "content": text}]
-        else:
-            turns = few_shot(examples, question, count, seed)
-        prompt = _prompt(tokenizer, turns, f"{task}-{context_tokens}-{seed}", answer)
-        if len(encode_prompt(tokenizer, prompt)) >= context_tokens:
-            sources = ", ".join(sorted({e.source for e in examples}))
-            return prompt.model_copy(update={"description": f"{task}: {count} examples of {sources}, seed {seed}"})
-    raise InputError(f"{task}: all {len(examples)} examples together are shorter than {context_tokens} tokens")
+        if task == "needle":
+            text, answer = needle_prompt(examples, count, NEEDLE_DEPTHS[seed % len(NEEDLE_DEPTHS)], seed)
+        elif task == "multi-document":
+            text, answer = multi_document_prompt(examples, count, seed)
+        turns = [{"role": "user", "content": text}] if answer else few_shot(examples, question, count, seed)
+        sources = ", ".join(sorted({e.source for e in examples}))
+        about = f"{task}: {count} examples of {sources}{'' if answer else ' and a new question'}, seed {seed}"
+        return _prompt(tokenizer, turns, f"{task}-{context_tokens}-{seed}", answer, about)
+
+    def reaches(count: int) -> bool:
+        return len(encode_prompt(tokenizer, of(count))) >= context_tokens
+
+    count = 1 + bisect_left(range(1, len(examples) + 1), True, key=reaches)
+    if count > len(examples):
+        raise InputError(f"{task}: all {len(examples)} examples together are shorter than {context_tokens} tokens")
+    return of(count)
 
 
-def _prompt(tokenizer: Any, turns: Sequence[dict[str, str]], name: str, answer: str | None) -> Prompt:
+def _prompt(tokenizer: Any, turns: Sequence[dict[str, str]], name: str, answer: str | None, about: str) -> Prompt:
+    fixed = {"name": name, "answer": answer, "description": about}
     if getattr(tokenizer, "chat_template", None):
-        return Prompt(name=name, messages=tuple(Message.model_validate(turn) for turn in turns), answer=answer)
-    text = "\n\n".join(turn["content"] for turn in turns) + "\n\nAnswer:"
-    return Prompt(name=name, text=text, answer=answer)
+        return Prompt(messages=tuple(Message.model_validate(turn) for turn in turns), **fixed)
+    return Prompt(text="\n\n".join(turn["content"] for turn in turns) + "\n\nAnswer:", **fixed)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""Everything that a GPU measures about SmolLM2-135M's attention, in one resumable run.
+"""Record SmolLM2-135M's attention on five long prompts, in one resumable run on a GPU.
 
-python -m realhw.campaigns.attention_campaign --prompts FOLDER --out FOLDER [--device cuda] [--tiny]
+python -m realhw.campaigns.attention_campaign --prompts FOLDER --out FOLDER [--model GGUF] [--device cuda] [--train]
 
-FOLDER of prompts: gsm8k_test.jsonl (GSM8K), math500.jsonl (MATH), humaneval.jsonl (HumanEval). Stages, each skipped
-where its result exists: train the draft head; record compact traces; measure quality over the grid; pack.
+FOLDER of prompts: gsm8k_test.jsonl (GSM8K), math500.jsonl (MATH), humaneval.jsonl (HumanEval). Each trace is zipped as
+it is finished and skipped where its zip exists. --train first trains the draft head on what the model generates on
+those prompts; without it the packaged head drafts.
 """
 
 from __future__ import annotations
@@ -20,192 +21,148 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from realhw.draft_train import TrainOptions, train
+from realhw.hook import Extra
+from realhw.long_prompts import Task, long_prompt
 from realhw.models import LoadedModel, load_model
-from realhw.prompt_sets import Example, few_shot, load_examples, needle_prompt
-from realhw.prompts import Message, Prompt, encode_prompt
-from realhw.quality import measure_quality
-from realhw.quality_options import QualityOptions
+from realhw.prompt_sets import Example, load_examples
+from realhw.prompts import Prompt
 from realhw.record import record
 from realhw.record_options import RecordOptions
 from traces.pack import pack
 
 FILES = ("gsm8k_test.jsonl", "math500.jsonl", "humaneval.jsonl")
 LICENCES = {"gsm8k_test": "MIT", "math500": "Apache-2.0", "humaneval": "MIT"}
-COMPACT_LAYERS = (0, 4, 8, 12, 17, 21, 25, 29)
+LAYERS = (0, 4, 8, 12, 17, 21, 25, 29)
 """Eight of SmolLM2-135M's thirty, evenly spread."""
 HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a campaign is."""
+    """How large a campaign is. contexts: task, tokens, seed."""
 
-    max_prompts: int | None
+    contexts: tuple[tuple[Task, int, int], ...]
+    steps: int
+    max_prompts: int
     new_tokens: int
     epochs: int
     train_seconds: float
-    contexts: tuple[tuple[str, int], ...]
-    steps: int
-    quality_prompts: tuple[tuple[str, int], ...]
-    quality_steps: int
-    fetch_caps: tuple[float, ...]
-    budgets_tokens: tuple[int, ...]
-    block_sizes_tokens: tuple[int, ...]
 
 
 FULL = Scale(
+    contexts=(
+        ("multi-document", 7680, 4),
+        ("reasoning", 2048, 3),
+        ("reasoning", 4096, 0),
+        ("code", 4096, 1),
+        ("needle", 7680, 2),
+    ),
+    steps=256,
     max_prompts=1024,
     new_tokens=192,
     epochs=8,
     train_seconds=45,
-    contexts=(("reasoning", 4096), ("code", 4096), ("needle", 7680), ("reasoning", 2048)),
-    steps=256,
-    quality_prompts=(("reasoning", 4096), ("code", 4096), ("needle", 4096)),
-    quality_steps=48,
-    fetch_caps=(0.02, 0.05, 0.1, 0.2, 1.0),
-    budgets_tokens=(256, 512, 1024, 2048),
-    block_sizes_tokens=(8, 16, 32),
 )
 TINY = Scale(
+    contexts=(("reasoning", 384, 0), ("multi-document", 448, 1)),
+    steps=6,
     max_prompts=3,
     new_tokens=8,
     epochs=1,
     train_seconds=20,
-    contexts=(("reasoning", 384), ("needle", 448)),
-    steps=6,
-    quality_prompts=(("code", 384), ("needle", 384)),
-    quality_steps=3,
-    fetch_caps=(0.1, 1.0),
-    budgets_tokens=(64, 128),
-    block_sizes_tokens=(8, 16),
 )
 
 
-def build_prompt(loaded: LoadedModel, examples: Sequence[Example], task: str, context: int, seed: int) -> Prompt:
-    """A prompt of at least `context` tokens and not much more: solved examples, then a held-out question.
+def build_prompt(tokenizer: Any, examples: Sequence[Example], task: Task, context: int, seed: int) -> Prompt:
+    """A prompt of at least `context` tokens whose question, and documents, are held out of the head's training.
 
-    The solved examples are held out, too, except for code, which has too few.
+    So are the solved examples before the question, except for code, which has too few.
     """
     same = [e for e in examples if e.task == ("code" if task == "code" else "reasoning")]
     own = [e for e in same if e.held_out(HELD_OUT_SHARE)]
-    shots = own[1 + seed :] if task != "code" else [e for e in same if e is not own[seed]]
-    name = f"{task}-{context}-{seed}"
-    for count in range(1, len(own if task == "needle" else shots)):
-        if task == "needle":
-            text, answer = needle_prompt(own, count, (0.2, 0.5, 0.8)[seed % 3], seed)
-            prompt = Prompt(name=name, messages=(Message(role="user", content=text),), answer=answer)
-        else:
-            turns = few_shot(shots, own[seed].question, count, seed)
-            prompt = Prompt(name=name, messages=tuple(Message.model_validate(turn) for turn in turns))
-        if len(encode_prompt(loaded.tokenizer, prompt)) >= context:
-            break
-    sources = ", ".join(sorted({e.source for e in own}))
-    return prompt.model_copy(
-        update={"description": f"{task}: {count} examples of {sources} and a held-out question, seed {seed}"}
-    )
+    used = own
+    if task == "reasoning":
+        used = own[1 + seed :]
+    if task == "code":
+        used = [e for e in same if e is not own[seed]]
+    return long_prompt(tokenizer, used, own[seed].question, task, context, seed)
 
 
-def run(
-    prompts: Path, out: Path, device: str, scale: Scale, command: str, quality_repeats: int, commit: str | None
-) -> None:
-    """All stages; each prints its wall time. A trace or a quality run that fails is reported and passed over."""
-    out.mkdir(parents=True, exist_ok=True)
-    clock = _Clock(out / "campaign.json", command, commit)
-    loaded = load_model("smollm2-135m", device, "float32")
-    examples = load_examples([prompts / name for name in FILES])
+def run(given: argparse.Namespace, scale: Scale, command: str) -> None:
+    """All traces; each prints its wall time. One that fails is reported and passed over."""
+    given.out.mkdir(parents=True, exist_ok=True)
+    clock = _Clock(given.out / "campaign.json", command, given.commit)
+    loaded = load_model(given.model, given.device, "float32")
+    examples = load_examples([given.prompts / name for name in FILES])
     clock.lap("load")
-    head = out / "smollm2-135m-eagle3.safetensors"
-    if not head.exists():
-        options = TrainOptions(
-            model="smollm2-135m",
-            prompts=tuple(str(prompts / name) for name in FILES),
-            held_out_share=HELD_OUT_SHARE,
-            max_prompts=scale.max_prompts,
-            new_tokens=scale.new_tokens,
-            epochs=scale.epochs,
-            max_seconds=scale.train_seconds,
-            generate_sequences=1024 if device == "cuda" else 16,
-            device=device,
-            command=command,
-        )
-        torch.set_float32_matmul_precision("high")
-        summary = train(options, head, loaded, _say)
-        torch.set_float32_matmul_precision("highest")
-        print(json.dumps({k: v for k, v in summary.items() if k != "options"}), flush=True)
-    clock.lap("train")
-    traces = out / "traces"
-    traces.mkdir(exist_ok=True)
-    for number, (task, context) in enumerate(scale.contexts):
-        short = f"{context // 1024}k" if context >= 1024 else str(context)
-        name = f"smollm2-135m-{task}-{short}-{'h200' if device == 'cuda' else 'cpu'}"
-        with clock.stage(f"trace {name}"):
-            prompt = build_prompt(loaded, examples, task, context, number)
-            record_compact(loaded, prompt, name, task, context, scale.steps, head, traces, device, command)
-    for repeats in sorted({1, quality_repeats}):
-        for task, context in scale.quality_prompts:
-            with clock.stage(f"quality {task} {context}, {repeats} prompts"):
-                chosen = tuple(build_prompt(loaded, examples, task, context, seed) for seed in range(repeats))
-                measured = QualityOptions(
-                    model="smollm2-135m",
-                    prompts=chosen,
-                    context_tokens=context,
-                    steps=scale.quality_steps,
-                    fetch_caps=scale.fetch_caps,
-                    budgets_tokens=scale.budgets_tokens,
-                    block_sizes_tokens=scale.block_sizes_tokens,
-                    predictors=("previous", "draft1", "draft2", "draft3", "draft4", "oracle", "random"),
-                    drafter="eagle3",
-                    draft_model=str(head),
-                    device=device,
-                    command=command,
-                )
-                measure_quality(measured, out / f"quality-{task}-{context}", loaded, _say)
+    head = given.head
+    if given.train:
+        head = str(_trained_head(given, scale, loaded, command))
+        clock.lap("train")
+    for task, context, seed in scale.contexts:
+        name = f"smollm2-135m-{task}-{round(context / 1024, 1):g}k-{'h200' if given.device == 'cuda' else 'cpu'}"
+        packed = given.out / f"{name}.zarr.zip"
+        with clock.stage(name):
+            if not packed.exists():
+                prompt = build_prompt(loaded.tokenizer, examples, task, context, seed)
+                options = options_of(prompt, name, task, context, scale.steps, head, given, command)
+                folder = given.out / "recording.zarr"
+                shutil.rmtree(folder, ignore_errors=True)
+                pack(record(options, folder, loaded), packed)
+                shutil.rmtree(folder)
 
 
-def record_compact(
-    loaded: LoadedModel,
-    prompt: Prompt,
-    name: str,
-    task: str,
-    context: int,
-    steps: int,
-    head: Path,
-    traces: Path,
-    device: str,
-    command: str,
-) -> None:
-    """Record eight layers at blocks of 16 and pack them into `traces`, unless that is done."""
-    packed = traces / f"{name}.zarr.zip"
-    if packed.exists():
-        return
-    folder = traces / "recording.zarr"
-    shutil.rmtree(folder, ignore_errors=True)
-    options = RecordOptions(
+def options_of(
+    prompt: Prompt, name: str, task: str, context: int, steps: int, head: str, given: argparse.Namespace, command: str
+) -> RecordOptions:
+    """Blocks of 16 in eight layers with everything that can be recorded besides; --full: all layers, four block sizes,
+    budgets to 2,048 tokens."""
+    return RecordOptions(
         model="smollm2-135m",
         prompts=(prompt.model_copy(update={"name": task}),),
         name=name,
         context_tokens=context,
         steps=steps,
-        block_sizes_tokens=(),
-        extra_block_sizes_tokens=(16,),
-        extra_layers=COMPACT_LAYERS,
-        max_budget_tokens=64 * 16,
+        layers=None if given.full else LAYERS,
+        extra_block_sizes_tokens=(8, 32, 64) if given.full else (),
+        max_budget_tokens=2048 if given.full else 1024,
         score_levels_per_octave=8,
+        extras=get_args(Extra),
         drafter="eagle3",
-        draft_model=str(head),
+        draft_model=head,
         temperature=0.7,
-        device=device,
+        device=given.device,
         command=command,
         licences=LICENCES,
     )
-    record(options, folder, loaded)
-    pack(folder, packed)
-    shutil.rmtree(folder)
+
+
+def _trained_head(given: argparse.Namespace, scale: Scale, loaded: LoadedModel, command: str) -> Path:
+    head: Path = given.out / "smollm2-135m-eagle3.safetensors"
+    if head.exists():
+        return head
+    options = TrainOptions(
+        model="smollm2-135m",
+        prompts=tuple(str(given.prompts / name) for name in FILES),
+        held_out_share=HELD_OUT_SHARE,
+        max_prompts=scale.max_prompts,
+        new_tokens=scale.new_tokens,
+        epochs=scale.epochs,
+        max_seconds=scale.train_seconds,
+        generate_sequences=1024 if given.device == "cuda" else 16,
+        device=given.device,
+        command=command,
+    )
+    torch.set_float32_matmul_precision("high")
+    summary = train(options, head, loaded, _say)
+    torch.set_float32_matmul_precision("highest")
+    print(json.dumps({k: v for k, v in summary.items() if k != "options"}), flush=True)
+    return head
 
 
 class _Clock:
@@ -258,14 +215,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2-135m", help="as `oasis-sim record --model`: its GGUF file, say")
+    parser.add_argument("--head", default="smollm2-135m-eagle3", help="the draft head")
+    parser.add_argument("--train", action="store_true", help="train the head first, 2 minutes on an H200")
+    parser.add_argument("--full", action="store_true", help="all layers and four block sizes, to 2,048 tokens")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="prove the script in a few minutes on a CPU")
-    parser.add_argument("--quality-prompts", type=int, default=3, help="per task")
     parser.add_argument("--commit", help="of the code, where git cannot say")
     given = parser.parse_args()
     command = shlex.join(["python", "-m", "realhw.campaigns.attention_campaign", *sys.argv[1:]])
-    scale = TINY if given.tiny else FULL
-    run(given.prompts, given.out, given.device, scale, command, given.quality_prompts, given.commit)
+    run(given, TINY if given.tiny else FULL, command)
 
 
 if __name__ == "__main__":
