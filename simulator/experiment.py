@@ -21,10 +21,11 @@ from simulator.predictors import is_draft
 from simulator.replay_settings import resolve_settings
 from simulator.selectors.table import SELECTORS
 from simulator.specs.base import Spec
-from simulator.specs.experiment import ExperimentSpec, MappingSpec
+from simulator.specs.experiment import ExperimentSpec, MappingSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
+from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
 from simulator.systems import compose_policy, ignored_parameters, resolve_policy
 from simulator.topology import HostTopology
@@ -82,14 +83,17 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     trace = _open(resolve_trace(experiment.trace))
     group = _choose_group(trace, experiment)
     context_tokens = int(group.kv_len[0])
-    longest = context_tokens + experiment.workload.output_tokens - 1
-    if longest > model.max_position:
+    overrides = experiment.policy
+    if experiment.serving is not None:
+        _require_requests(experiment)
+        overrides = {"kv_budget_tokens": KV_BUDGET_TOKENS, **overrides}
+    elif context_tokens + experiment.workload.output_tokens - 1 > model.max_position:
         raise InputError(
             f"workload: {context_tokens} context and {experiment.workload.output_tokens} output tokens need "
-            f"{longest} positions, {model.name} has {model.max_position}"
+            f"{context_tokens + experiment.workload.output_tokens - 1} positions, {model.name} has {model.max_position}"
         )
-    policy = resolve_policy(experiment.system, experiment.policy, context_tokens)
-    ignored = ignored_parameters(policy)
+    policy = resolve_policy(experiment.system, overrides, context_tokens)
+    ignored = _ignored(experiment, policy)
     if policy.selector == "all":
         mapping = _dense_mapping(model, group, policy)
     else:
@@ -101,7 +105,9 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     num_gpus = gpus_in_use(hardware, experiment.placement)
     placement = experiment.placement.model_copy(update={"host_numa": numa, "num_gpus": num_gpus})
     HostTopology(hardware, num_gpus, placement)
-    workload = experiment.workload.model_copy(update={"context_tokens": context_tokens})
+    workload = experiment.workload
+    if experiment.serving is None:
+        workload = workload.model_copy(update={"context_tokens": context_tokens})
     spec = experiment.model_copy(
         update={
             "system": experiment.system.casefold(),
@@ -109,7 +115,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             "hardware": _catalog_spelling(experiment.hardware, hardware.name),
             "workload": workload,
             "placement": placement,
-            "trace_group": group.name,
+            "trace_group": group.name if experiment.serving is None else experiment.trace_group,
         }
     )
     return ResolvedExperiment(spec, model, hardware, policy, trace, group, mapping, ignored)
@@ -181,8 +187,43 @@ def _without_ignored(settings: Mapping[str, Any]) -> tuple[ExperimentSpec, Polic
     if "system" in settings:
         settings = {**settings, "system": point.system.casefold()}
     policy = compose_policy(point.system, point.policy)
-    ignored = ignored_parameters(policy)
+    ignored = _ignored(point, policy)
     return _build({key: value for key, value in settings.items() if key not in ignored}), policy
+
+
+def _ignored(point: ExperimentSpec, policy: PolicySpec) -> frozenset[str]:
+    """Dotted parameters that cannot change this point's result."""
+    ignored = ignored_parameters(policy)
+    if point.serving is not None:
+        ignored |= {f"workload.{key}" for key in WorkloadSpec.model_fields}
+        ignored |= ignored_serving_parameters(point.serving)
+    return ignored
+
+
+def _require_requests(point: ExperimentSpec) -> None:
+    """Raises InputError for a request file that cannot be served; drawn requests always can."""
+    from simulator.serving.requests import make_workload
+
+    if point.serving is not None and point.serving.requests is not None:
+        make_workload(point.serving, point.seed)
+
+
+def serving_groups(point: ResolvedExperiment) -> list[tuple[TraceGroup, TraceMapping]]:
+    """Trace groups whose demand serves a serving run, with their mappings: the one named, or all that the policy can
+    be replayed on."""
+    if point.spec.trace_group is not None:
+        return [(point.group, point.mapping)]
+    serving = []
+    for name in point.trace.group_names:
+        group = point.trace.group(name)
+        try:
+            mapping = resolve_mapping(point.model, group, point.policy.block_size_tokens, point.spec.mapping)
+            _require_rankings(group, point.policy)
+            resolve_settings(group, point.policy)
+        except InputError:
+            continue
+        serving.append((group, mapping))
+    return serving
 
 
 def _identity(point: ExperimentSpec, policy: PolicySpec) -> str:
@@ -209,7 +250,7 @@ def _open_cached(location: str, stamp: int) -> Trace:
 
 
 def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
-    wanted = experiment.workload.context_tokens
+    wanted = experiment.workload.context_tokens if experiment.serving is None else None
     if experiment.trace_group is not None:
         candidates = [trace.group(experiment.trace_group)]
     else:

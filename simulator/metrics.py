@@ -83,6 +83,49 @@ EXTRA = {
 speculation the tokens that a request gains per step, the step's mean seconds, and what drafting and its rows add to
 the kernels of a step."""
 
+SERVING = {
+    "num_requests": "requests",
+    "num_finished": "requests",
+    "num_refused": "requests",
+    "first_refused": "",
+    "duration_s": "s",
+    "requests_per_s": "requests/s",
+    "goodput_requests_per_s": "requests/s",
+    "slo_attainment": "1",
+    "ttft_mean_s": "s",
+    "ttft_p90_s": "s",
+    "ttft_p99_s": "s",
+    "tpot_p90_s": "s",
+    "e2e_mean_s": "s",
+    "e2e_p50_s": "s",
+    "e2e_p90_s": "s",
+    "e2e_p99_s": "s",
+    "queue_mean_s": "s",
+    "queue_p50_s": "s",
+    "queue_p90_s": "s",
+    "queue_p99_s": "s",
+    "in_system_mean": "requests",
+    "batch_mean": "requests",
+    "batch_peak": "requests",
+    "num_iterations": "iterations",
+    "iteration_mean_s": "s",
+    "gpu_utilization": "1",
+    "d2h_utilization": "1",
+    "prefill_tokens_per_s": "tokens/s",
+    "num_preemptions": "preemptions",
+    "num_swaps": "preemptions",
+    "recomputed_tokens": "tokens",
+    "swapped_bytes": "bytes",
+    "full_kv_bytes_peak": "bytes",
+    "sparse_kv_bytes_peak": "bytes",
+    "compressed_keys_bytes_peak": "bytes",
+    "draft_kv_bytes_peak": "bytes",
+    "kv_pool_utilization_peak": "1",
+    "trace_groups": "",
+}
+"""Only in rows of serving runs. There TPOT, TTFT, E2E and queue time are quantiles over finished requests, the breakdown
+is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named."""
+
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")
 BOUNDS = ("hbm", "compute", "h2d", "remote", "capacity", "software")

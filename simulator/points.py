@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,9 @@ from simulator.cache import cache_key, load_json, store_json
 from simulator.capacity import Footprint, footprint
 from simulator.demand import Demand
 from simulator.experiment import ResolvedExperiment, resolve
-from simulator.metrics import COLUMNS, PARAMETERS
+from simulator.metrics import COLUMNS, PARAMETERS, SERVING
 from simulator.parallel import rank_mappings
-from simulator.replay import REPLAY_VERSION, replay
+from simulator.replay import REPLAY_VERSION, replay, replay_by_gpu
 from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import ExperimentSpec
 from simulator.systems import resolve_policy
@@ -50,7 +52,12 @@ def _key_parts(point: ResolvedExperiment) -> dict[str, Any]:
             for key, value in point.policy.model_dump(mode="json").items()
             if f"policy.{key}" not in point.ignored
         },
-        "workload": {**spec.workload.model_dump(mode="json"), "context_tokens": point.context_tokens},
+        "workload": {
+            key: value
+            for key, value in (spec.workload.model_dump() | {"context_tokens": point.context_tokens}).items()
+            if f"workload.{key}" not in point.ignored
+        },
+        "serving": _serving_key(point),
         "placement": {
             key: value
             for key, value in spec.placement.model_dump(mode="json").items()
@@ -65,18 +72,42 @@ def _replays(point: ResolvedExperiment) -> bool:
     return point.policy.selector != "all" or point.policy.verify_drafts
 
 
-def run_point(experiment: ExperimentSpec, use_cache: bool = True) -> Row:
+def _serving_key(point: ResolvedExperiment) -> dict[str, Any] | None:
+    """What decides a serving run beyond the rest: its keys, and what its request file holds."""
+    serving = point.spec.serving
+    if serving is None:
+        return None
+    keys = {k: v for k, v in serving.model_dump(mode="json").items() if f"serving.{k}" not in point.ignored}
+    if serving.requests is not None:
+        keys["requests"] = hashlib.sha256(Path(serving.requests).read_bytes()).hexdigest()
+    return {**keys, "trace_group": point.spec.trace_group}
+
+
+def run_point(
+    experiment: ExperimentSpec,
+    use_cache: bool = True,
+    requests_path: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Row:
     """One flat row with `simulator.metrics.COLUMNS`. A batch that does not fit gives status `does_not_fit`.
 
+    A serving run adds `simulator.metrics.SERVING`; `requests_path` and `on_progress` are `serving.run.serve`'s.
     Raises InputError or TraceError for what cannot be simulated.
     """
     point = resolve(experiment)
     parts = _key_parts(point)
-    cached = load_json(parts) if use_cache else None
+    serves = point.spec.serving is not None
+    # What happened to each request is not kept beside the row: who asks for it has it simulated.
+    cached = load_json(parts) if use_cache and requests_path is None else None
     if cached is not None:
         # Which parameters show is asked of the experiment, not of whoever computed the point first.
-        return {name: cached.get(name) for name in COLUMNS} | parameters(point)
-    row = _simulate(point)
+        return {name: cached.get(name) for name in (*COLUMNS, *(SERVING if serves else ()))} | parameters(point)
+    if serves:
+        from simulator.serving.run import serve
+
+        row = serve(point, requests_path, on_progress) | parameters(point)
+    else:
+        row = _simulate(point)
     row["point_key"] = cache_key(parts)
     if use_cache:
         store_json(parts, row)
@@ -105,13 +136,8 @@ def demands_by_gpu(point: ResolvedExperiment) -> tuple[Demand, ...]:
     then it still says how far each step gets."""
     if not _replays(point):
         return ()
-    demands: dict[tuple[int, ...], Demand] = {}
     mappings = rank_mappings(point.mapping, point.spec.placement.tensor_parallel)
-    for mapping in mappings:
-        heads = tuple(mapping.head_of)
-        if heads not in demands:
-            demands[heads] = replay(point.group, point.policy, mapping, point.spec.seed)
-    return tuple(demands[tuple(mapping.head_of)] for mapping in mappings)
+    return replay_by_gpu(point.group, point.policy, mappings, point.spec.seed)
 
 
 def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprint) -> Row:
@@ -221,6 +247,10 @@ def parameters(point: ResolvedExperiment) -> Row:
     for section in ("engine", "mapping"):
         for key, value in getattr(spec, section).model_dump(mode="json", exclude_defaults=True).items():
             shown[f"{section}.{key}"] = value
+    if spec.serving is not None:
+        shown["trace_group"] = spec.trace_group
+        for key, value in spec.serving.model_dump(mode="json", exclude_unset=True).items():
+            shown[f"serving.{key}"] = value
     return {key: None if key in point.ignored else value for key, value in shown.items()}
 
 

@@ -5,6 +5,7 @@ Depends only on the trace, the policy and the mapping, so that its result is cac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -95,6 +96,18 @@ def replay(
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
         store_arrays(key, arrays, {name: value for name, value in values.items() if name not in arrays})
     return demand
+
+
+def replay_by_gpu(
+    group: TraceGroup, policy: PolicySpec, mappings: Sequence[Mapping], seed: int = 0
+) -> tuple[Demand, ...]:
+    """Demand of each GPU of a replica, given its heads; GPUs that hold the same heads share one object."""
+    demands: dict[tuple[int, ...], Demand] = {}
+    for mapping in mappings:
+        heads = tuple(mapping.head_of)
+        if heads not in demands:
+            demands[heads] = replay(group, policy, mapping, seed)
+    return tuple(demands[tuple(mapping.head_of)] for mapping in mappings)
 
 
 def _replay(group: TraceGroup, settings: ReplaySettings, mapping: Mapping, seed: int, per_head: bool) -> Demand:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simulator.specs.base import Fraction, Name, NonNegativeInt, PositiveInt, Spec
+from simulator.specs.serving import ServingSpec
 
 MAX_OVERHEAD_S = 60.0
 """A step that waits a minute for the CPU is a mistake in the unit."""
@@ -69,11 +70,15 @@ class ExperimentSpec(Spec):
     hardware: Name = "h100-sxm"
     trace: Name = "smollm2-135m-reasoning"
     trace_group: Name | None = None
-    """Request of the trace that is replayed. Null: the first whose context is `workload.context_tokens`, if given."""
+    """Request of the trace that is replayed. Null: the first whose context is `workload.context_tokens`, if given; in
+    a serving run, for each request the one nearest in context."""
     mapping: MappingSpec = MappingSpec()
     policy: dict[str, Any] = Field(default_factory=dict)
     """Overrides of the system's policy (keys of PolicySpec)."""
     workload: WorkloadSpec = WorkloadSpec()
+    """The closed batch; a serving run has requests of its own."""
+    serving: ServingSpec | None = None
+    """Null: a closed batch is decoded. Any key of it makes the point a serving run."""
     placement: PlacementSpec = PlacementSpec()
     engine: EngineSpec = EngineSpec()
     objective: ObjectiveSpec = ObjectiveSpec()

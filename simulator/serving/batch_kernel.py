@@ -1,0 +1,104 @@
+"""Compiled loops over the decoding requests of a batch: what they hold, read and fetch, and one token more of each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Float = NDArray[np.float64]
+
+FETCHED, RUNS, URGENT, URGENT_RUNS, REPAIRED, REPAIR_RUNS, IN_SLACK = range(7)
+NUM_COUNTS = 7
+"""Rows of demand sums: the counts of `simulator.demand.Demand` that cost time."""
+KV_TOKENS, BLOCKS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NUM_FETCHING, NUM_TOTALS = range(7)
+"""Totals over a batch."""
+
+
+@njit(cache=True)
+def growth(n: int, kv_len: Int64, held_blocks: Int64, block_size: int, table: Int64, out: Int64) -> None:
+    """out [pools]: bytes that requests 0 … n − 1 need beyond what they hold, to hold `kv_len` tokens."""
+    out[:] = 0
+    for i in range(n):
+        blocks = (kv_len[i] + block_size - 1) // block_size
+        if blocks != held_blocks[i]:
+            for pool in range(out.shape[0]):
+                out[pool] += table[blocks, pool] - table[held_blocks[i], pool]
+
+
+@njit(cache=True)
+def hold(n: int, kv_len: Int64, held_blocks: Int64, block_size: int) -> None:
+    for i in range(n):
+        held_blocks[i] = (kv_len[i] + block_size - 1) // block_size
+
+
+@njit(cache=True)
+def measure(
+    n: int, kv_len: Int64, row: Int64, block_size: int, num_kept: int, window: int, demand: Int32, row_uses: Int64,
+    totals: Int64, sums: Int64,
+) -> None:  # fmt: skip
+    """totals [NUM_TOTALS] and demand sums [D, NUM_COUNTS, L] of a step; counts the use of each demand row.
+
+    `num_kept` 0: all tokens are attended. A request of at most K blocks has all of them and fetches nothing.
+    """
+    totals[:] = 0
+    sums[:] = 0
+    num_gpus, num_counts, num_layers = sums.shape
+    for i in range(n):
+        tokens = kv_len[i]
+        blocks = (tokens + block_size - 1) // block_size
+        attended = tokens
+        if num_kept > 0:
+            attended = min(tokens, num_kept * block_size + tokens - (blocks - 1) * block_size)
+        totals[KV_TOKENS] += tokens
+        totals[BLOCKS] += blocks
+        totals[ATTENDED_TOKENS] += attended
+        totals[WINDOW_TOKENS] += min(tokens, window)
+        if tokens % block_size == 0:
+            totals[FILLED_BLOCKS] += 1
+        if num_kept > 0 and blocks > num_kept:
+            totals[NUM_FETCHING] += 1
+            at = row[i]
+            row_uses[at] += 1
+            for gpu in range(num_gpus):
+                for count in range(num_counts):
+                    for layer in range(num_layers):
+                        sums[gpu, count, layer] += demand[at, gpu, count, layer]
+
+
+@njit(cache=True)
+def advance(
+    n: int, kv_len: Int64, left: Int64, row: Int64, row_start: Int64, row_stop: Int64, finished: Int64
+) -> int:  # fmt: skip
+    """One token more of each request; indices of those with none left go to `finished`, and their number is returned.
+
+    `row` moves to the next row of demand and wraps from `row_stop` to `row_start`.
+    """
+    num_finished = 0
+    for i in range(n):
+        kv_len[i] += 1
+        left[i] -= 1
+        row[i] += 1
+        if row[i] == row_stop[i]:
+            row[i] = row_start[i]
+        if left[i] == 0:
+            finished[num_finished] = i
+            num_finished += 1
+    return num_finished
+
+
+@njit(cache=True)
+def remove(gone: Int64, n: int, columns: Int64) -> int:
+    """Takes out entries `gone` (ascending) of every row of `columns` [fields, capacity], keeping the order."""
+    kept = gone[0]
+    skip = 0
+    for i in range(gone[0], n):
+        if skip < gone.shape[0] and gone[skip] == i:
+            skip += 1
+            continue
+        for field in range(columns.shape[0]):
+            columns[field, kept] = columns[field, i]
+        kept += 1
+    return kept

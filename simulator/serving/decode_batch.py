@@ -1,0 +1,83 @@
+"""The decoding requests of one replica as arrays, so that an iteration's work is a compiled loop over them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.serving import batch_kernel
+from simulator.serving.demand_table import DemandTable
+from simulator.serving.request_state import RequestState
+
+Int64 = NDArray[np.int64]
+
+KV_LEN, LEFT, HELD_BLOCKS, ROW, ROW_START, ROW_STOP = range(6)
+"""KV length that the next iteration attends to, output tokens to come, blocks of memory held, next demand row and the
+range that it wraps in."""
+
+
+class DecodeBatch:
+    """Requests in order of joining, which decides nothing but ties."""
+
+    def __init__(self, capacity: int, block_size_tokens: int, demand: DemandTable) -> None:
+        self.requests: list[RequestState] = []
+        self.block_size_tokens, self.demand = block_size_tokens, demand
+        self._columns: Int64 = np.zeros((6, capacity), np.int64)
+        self._finished: Int64 = np.zeros(capacity, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def join(self, request: RequestState, held_blocks: int) -> None:
+        """`request` has its first token or more; the last one's KV comes with the next iteration."""
+        columns, n = self._columns[:, len(self.requests)], self.demand
+        columns[KV_LEN] = request.kv_len
+        columns[LEFT] = request.output_tokens - request.generated_tokens
+        columns[HELD_BLOCKS] = held_blocks
+        columns[ROW], columns[ROW_START], columns[ROW_STOP] = n.first_row(request)
+        self.requests.append(request)
+
+    def leave(self, request: RequestState) -> int:
+        """Takes a request out, its generated tokens up to date; returns the blocks it held."""
+        at = self.requests.index(request)
+        request.generated_tokens = request.output_tokens - int(self._columns[LEFT, at])
+        held = int(self._columns[HELD_BLOCKS, at])
+        batch_kernel.remove(np.array([at]), len(self.requests), self._columns)
+        del self.requests[at]
+        return held
+
+    def growth(self, table: Int64, out: Int64) -> None:
+        """out [pools]: bytes that the next iteration needs beyond what is held."""
+        columns = self._columns
+        batch_kernel.growth(len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out)
+
+    def hold(self) -> None:
+        """The bytes of `growth` were taken."""
+        batch_kernel.hold(len(self), self._columns[KV_LEN], self._columns[HELD_BLOCKS], self.block_size_tokens)
+
+    def measure(self, window_tokens: int, totals: Int64, sums: Int64) -> None:
+        """What the next iteration reads and fetches: `batch_kernel.measure`."""
+        batch_kernel.measure(
+            len(self), self._columns[KV_LEN], self._columns[ROW], self.block_size_tokens, self.demand.num_kept,
+            window_tokens, self.demand.counts, self.demand.row_uses, totals, sums,
+        )  # fmt: skip
+
+    def advance(self) -> list[tuple[RequestState, int]]:
+        """One token more of each; requests that have all theirs leave, each with the blocks it held."""
+        columns, n = self._columns, len(self)
+        num_finished = batch_kernel.advance(
+            n, columns[KV_LEN], columns[LEFT], columns[ROW], columns[ROW_START], columns[ROW_STOP], self._finished
+        )
+        if not num_finished:
+            return []
+        gone = self._finished[:num_finished]
+        done = [(self.requests[at], int(columns[HELD_BLOCKS, at])) for at in gone.tolist()]
+        for request, _ in done:
+            request.generated_tokens = request.output_tokens
+        batch_kernel.remove(gone, n, columns)
+        left_over = set(gone.tolist())
+        self.requests = [request for at, request in enumerate(self.requests) if at not in left_over]
+        return done
+
+    def remaining_tokens(self, request: RequestState) -> int:
+        return int(self._columns[LEFT, self.requests.index(request)])

@@ -1,0 +1,78 @@
+"""Demand rows of a serving run: the steady rows of each trace group that serves, side by side in one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.demand import Demand
+from simulator.serving.batch_kernel import NUM_COUNTS
+from simulator.serving.request_state import RequestState
+
+COUNTS = ("fetched", "runs", "urgent", "urgent_runs", "repaired", "repair_runs", "in_slack")
+"""Fields of Demand in the order of `batch_kernel`."""
+assert len(COUNTS) == NUM_COUNTS
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A trace group's demand on each GPU of a replica and the KV length at its first step."""
+
+    name: str
+    context_tokens: int
+    demands: tuple[Demand, ...]
+    """One per GPU; those that hold the same heads share one object."""
+
+
+class DemandTable:
+    """Which rows a request draws: those of the group nearest in context, from its own seeded offset, wrapping.
+
+    That blocks change at another context as they do in the trace is an assumption.
+    """
+
+    def __init__(self, groups: Sequence[Group], num_layers: int, seed: int) -> None:
+        self.groups, self.seed = tuple(groups), seed
+        self.num_kept = groups[0].demands[0].num_kept if groups else 0
+        """K, blocks per KV head that attention reads besides the open block; 0: all of them (dense attention)."""
+        gpus = _distinct_gpus(groups[0].demands) if groups else {0: 1}
+        self.gpus_alike: NDArray[np.int64] = np.array(list(gpus.values()), np.int64)
+        """[D]: GPUs that hold the same heads as each of the D whose demand is kept."""
+        rows = [_rows([group.demands[gpu] for gpu in gpus]) for group in groups]
+        empty = np.zeros((1, len(gpus), NUM_COUNTS, num_layers), np.int32)
+        self.counts: NDArray[np.int32] = np.concatenate(rows) if rows else empty
+        """[rows, D, NUM_COUNTS, full-attention layers], summed over a GPU's KV heads."""
+        self.starts = np.cumsum([0, *(len(part) for part in rows)])
+        self.row_uses: NDArray[np.int64] = np.zeros(len(self.counts), np.int64)
+        """[rows]: steps of requests that drew each row, for means."""
+
+    def first_row(self, request: RequestState) -> tuple[int, int, int]:
+        """(first row, start, stop) of a request that decodes from now on: the same after a preemption."""
+        if not self.groups:
+            return 0, 0, 1
+        distances = [abs(group.context_tokens - request.prompt_tokens) for group in self.groups]
+        nearest = distances.index(min(distances))
+        start, stop = int(self.starts[nearest]), int(self.starts[nearest + 1])
+        offset = int(np.random.default_rng([self.seed, 2, request.index]).integers(stop - start))
+        return start + (offset + request.generated_tokens) % (stop - start), start, stop
+
+    def mean_counts(self) -> NDArray[np.float64]:
+        """[NUM_COUNTS, layers]: expected counts of a request's step, over the rows of all groups and the GPUs."""
+        return np.asarray(np.average(self.counts.mean(axis=0), axis=0, weights=self.gpus_alike))
+
+
+def _distinct_gpus(demands: Sequence[Demand]) -> dict[int, int]:
+    """First GPU of each demand, and how many have it. Every group of a trace has the same heads, so the same GPUs."""
+    first: dict[int, int] = {}
+    for gpu, demand in enumerate(demands):
+        first.setdefault(id(demand), gpu)
+    return {gpu: sum(demand is demands[gpu] for demand in demands) for gpu in first.values()}
+
+
+def _rows(demands: Sequence[Demand]) -> NDArray[np.int32]:
+    """[steady rows, GPUs, NUM_COUNTS, layers]."""
+    steady = slice(demands[0].steady_start, demands[0].steady_stop)
+    per_gpu = [np.stack([getattr(demand, name)[steady] for name in COUNTS], axis=1) for demand in demands]
+    return np.ascontiguousarray(np.stack(per_gpu, axis=1))

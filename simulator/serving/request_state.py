@@ -1,0 +1,41 @@
+"""One request on its way through a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    index: int
+    """Place in the workload."""
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    replica: int = 0
+    generated_tokens: int = 0
+    """Output tokens that exist; while the request decodes, `DecodeBatch` counts them."""
+    prefilled_tokens: int = 0
+    """Of `prefill_target`, those whose KV exists."""
+    started_s: float | None = None
+    """When it first left the queue."""
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_preemptions: int = 0
+    swapped_blocks: int = 0
+    """Blocks whose KV waits on the host for the request to come back; 0: none."""
+
+    @property
+    def prefill_target(self) -> int:
+        """Tokens whose KV must exist before the next token: the prompt, and after a preemption what was generated."""
+        return self.prompt_tokens + self.generated_tokens
+
+    @property
+    def kv_len(self) -> int:
+        """KV length that its next decode step attends to: it counts the newest token, whose KV that step writes."""
+        return self.prompt_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Prefill and output to come."""
+        return self.prefill_target - self.prefilled_tokens + self.output_tokens - self.generated_tokens

@@ -1,0 +1,120 @@
+"""One serving point from its resolved experiment to its row: requests, replicas, the loop, the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simpy
+
+from simulator.engine_rates import engine_rates
+from simulator.experiment import ResolvedExperiment, serving_groups
+from simulator.metrics import COLUMNS, SERVING
+from simulator.replay import replay
+from simulator.serving.decode_batch import DecodeBatch
+from simulator.serving.demand_table import DemandTable, Group
+from simulator.serving.iteration import Iteration, Setting
+from simulator.serving.link_demand import LinkDemand
+from simulator.serving.loop import Replica, serve_all
+from simulator.serving.pools import make_pools, request_pools, static_bytes
+from simulator.serving.records import RequestLog, RequestWriter
+from simulator.serving.requests import make_workload
+from simulator.serving.scheduler import Scheduler
+from simulator.serving.summary import Run, summarise
+from simulator.specs.serving import ServingSpec
+from simulator.timeline import SharedLinks
+from simulator.topology import HostTopology
+from traces.errors import CapacityError
+
+Row = dict[str, Any]
+
+
+def serve(
+    point: ResolvedExperiment,
+    requests_path: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Row:
+    """Row with `simulator.metrics.COLUMNS` and SERVING, without the parameters. Status does_not_fit: no request ran.
+
+    `requests_path`: write one line per request there (`simulator.serving.records.COLUMNS`). `on_progress` is called
+    with (requests done, requests) now and then. Raises InputError for requests that cannot be used.
+    """
+    serving = point.spec.serving
+    assert serving is not None, "not a serving run"
+    row: Row = dict.fromkeys((*COLUMNS, *SERVING))
+    workload = make_workload(serving, point.spec.seed)
+    with nullcontext() if requests_path is None else RequestWriter(requests_path) as writer:
+        log = RequestLog(
+            serving.slo_ttft_s,
+            serving.slo_tpot_s,
+            None if writer is None else writer.write,
+            None if on_progress is None else lambda done: on_progress(done, workload.num_requests),
+        )
+        try:
+            builder = ReplicaBuilder(point, serving, log)
+        except CapacityError as error:
+            return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
+        replicas = serve_all(workload.requests(), builder.build, serving.router, log)
+    row |= summarise(
+        Run(log, replicas, builder.iterations, builder.demand, builder.static_bytes, tensor_parallel=1)
+    )
+    if not log.num_finished:
+        error = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
+        return row | {"status": "does_not_fit", "error": error, "bound": "capacity"}
+    return row | {"status": "ok"}
+
+
+class ReplicaBuilder:
+    """Everything that the replicas of a run share, and the replicas once there is a clock."""
+
+    def __init__(self, point: ResolvedExperiment, serving: ServingSpec, log: RequestLog) -> None:
+        spec, model, hardware, policy = point.spec, point.model, point.hardware, point.policy
+        self.point, self.serving, self.log = point, serving, log
+        self.num_gpus = spec.placement.num_gpus
+        self.demand = demand_table(point)
+        self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
+        self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
+        self.rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
+        self.topology = HostTopology(hardware, self.num_gpus, spec.placement.host_numa)
+        self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
+        self.iterations: list[Iteration] = []
+        self._new_pools()  # a model that does not fit is told before the run
+
+    def _new_pools(self) -> Any:
+        point, tokens = self.point, self.serving.max_num_batched_tokens
+        return make_pools(point.model, point.hardware, point.policy, point.spec.engine, tokens, self.num_gpus)
+
+    def build(self, env: simpy.Environment) -> list[Replica]:
+        links: SharedLinks | None = None
+        replicas = []
+        for gpu in range(self.num_gpus):
+            decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
+            iteration = Iteration(self.setting, decode, self.rates)
+            if links is None and self.num_gpus > 1 and iteration.transfers:
+                links = SharedLinks(self.topology, iteration.link.bytes_per_s)
+            scheduler = Scheduler(self.serving, self.tables, self._new_pools(), decode, *self._admission(iteration))
+            replicas.append(Replica(env, [gpu], scheduler, iteration, links, self.log))
+            self.iterations.append(iteration)
+        return replicas
+
+    def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
+        limit = self.serving.link_limit
+        if limit is None or not iteration.moves:
+            return []
+        shares = self.topology.shares(list(range(self.num_gpus)), iteration.link.bytes_per_s)
+        return [LinkDemand(iteration, self.demand, limit, min(shares.values())).has_room]
+
+
+def demand_table(point: ResolvedExperiment) -> DemandTable:
+    """Demand of every trace group that serves; none for dense attention."""
+    layers = point.model.num_full_attention_layers
+    if point.policy.selector == "all":
+        return DemandTable((), layers, point.spec.seed)
+    groups = [
+        Group(group.name, int(group.kv_len[0]), replay(group, point.policy, mapping, point.spec.seed))
+        for group, mapping in serving_groups(point)
+    ]
+    return DemandTable(groups, layers, point.spec.seed)

@@ -1,0 +1,224 @@
+"""Continuous batching: who decodes, whose prompt goes on, who starts and who must make room. No time in it.
+
+An iteration gives each decoding request one token, then prompts in progress, then the queue, as far as its tokens and
+the pools reach. The rules are vLLM's, with these differences: a prompt's memory is taken whole when it starts, and
+decoding requests are never left out of an iteration.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.serving.decode_batch import DecodeBatch
+from simulator.serving.pools import Int64, Pool, Pools, RequestPools
+from simulator.serving.request_state import RequestState
+from simulator.serving.work import Batch, Chunk
+from simulator.specs.serving import ServingSpec
+
+
+@dataclass(slots=True)
+class Tally:
+    """What scheduling cost: counts over a run."""
+
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    """Of the preemptions, those that swapped."""
+    recomputed_tokens: int = 0
+    """KV that was dropped and prefilled again."""
+    swapped_bytes: int = 0
+    """Both ways."""
+    prefilled_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Finished:
+    """Requests whose first or last token came with an iteration."""
+
+    first_token: list[RequestState] = field(default_factory=list)
+    done: list[RequestState] = field(default_factory=list)
+
+
+class Scheduler:
+    def __init__(
+        self,
+        serving: ServingSpec,
+        tables: RequestPools,
+        pools: Pools,
+        decode: DecodeBatch,
+        link_has_room: Callable[[int], bool] = lambda num_decoding: True,
+    ) -> None:
+        """`link_has_room(n)`: whether n requests may decode together, by what they are expected to fetch."""
+        self.serving, self.tables, self.pools, self.decode = serving, tables, pools, decode
+        self._link_has_room = link_has_room
+        self.waiting: list[tuple[float, int, RequestState]] = []
+        """Heap: the order of the queue; preempted requests come back at their old place."""
+        self.prefilling: list[RequestState] = []
+        """In order of starting."""
+        self.tally = Tally()
+        self._growth: Int64 = np.zeros(len(Pool), np.int64)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decode)
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.num_running + len(self.waiting)
+
+    def can_ever_fit(self, request: RequestState) -> bool:
+        """Whether an empty replica could serve it to its end."""
+        last = self.tables.num_blocks(request.prompt_tokens + request.output_tokens - 1)
+        if last >= len(self.tables.decode):
+            return False
+        # A preempted request may have to prefill all but its last token again.
+        pools = self.pools
+        return all(
+            held[: Pool.HOST_KV].sum() <= pools.hbm_bytes and held[Pool.HOST_KV] <= pools.host_bytes
+            for held in (self.tables.prefill[last], self.tables.decode[last])
+        )
+
+    def submit(self, request: RequestState) -> None:
+        heapq.heappush(self.waiting, (*self._priority(request), request))
+
+    def schedule(self) -> Batch:
+        """The next iteration, its memory taken. Empty when there is nothing to do."""
+        out_bytes = self._make_room()
+        preempted = out_bytes is not None
+        left = self.serving.max_num_batched_tokens - len(self.decode)
+        chunks: list[Chunk] = []
+        for request in self.prefilling:
+            left -= self._add_chunk(request, left, chunks)
+        in_bytes = 0
+        # Whoever had to make room would be the first to take it again.
+        while not preempted and self.waiting and left > 0 and self.num_running < self.serving.max_num_seqs:
+            request = self.waiting[0][-1]
+            while not self.num_running and not self.pools.fits(self._held_at_start(request)):
+                self._drop_swapped()
+            held = self._held_at_start(request)
+            if not self.pools.fits(held) or (self.num_running and not self._link_has_room(self.num_running + 1)):
+                break
+            heapq.heappop(self.waiting)
+            self.pools.take(held)
+            if request.swapped_blocks:
+                in_bytes += int(self.tables.swap_in[request.swapped_blocks])
+                self.decode.join(request, self.tables.num_blocks(request.kv_len))
+                request.swapped_blocks = 0
+                left -= 1
+            else:
+                self.prefilling.append(request)
+                left -= self._add_chunk(request, left, chunks)
+        self.tally.swapped_bytes += (out_bytes or 0) + in_bytes
+        return Batch(len(self.decode), tuple(chunks), out_bytes or 0, in_bytes)
+
+    def complete(self, batch: Batch) -> Finished:
+        """The iteration has run: tokens come out, prompts move on, finished requests give their memory back."""
+        finished = Finished()
+        for request, blocks in self.decode.advance():
+            self.pools.take(-self.tables.decode[blocks])
+            finished.done.append(request)
+        for chunk in batch.chunks:
+            request = chunk.request
+            request.prefilled_tokens += chunk.tokens
+            self.tally.prefilled_tokens += chunk.tokens
+            if chunk.is_last:
+                self._end_prefill(request, finished)
+        return finished
+
+    def _end_prefill(self, request: RequestState, finished: Finished) -> None:
+        self.prefilling.remove(request)
+        blocks = self.tables.num_blocks(request.prefill_target)
+        self.pools.take(-self.tables.prefill[blocks])
+        if request.generated_tokens == 0:
+            finished.first_token.append(request)
+        request.generated_tokens += 1
+        if request.generated_tokens == request.output_tokens:
+            finished.done.append(request)
+            return
+        self.pools.take(self.tables.decode[blocks])
+        self.decode.join(request, blocks)
+
+    def _add_chunk(self, request: RequestState, left: int, chunks: list[Chunk]) -> int:
+        tokens = max(0, min(left, request.prefill_target - request.prefilled_tokens))
+        if tokens:
+            chunks.append(Chunk(request, tokens, request.prefilled_tokens))
+        return tokens
+
+    def _held_at_start(self, request: RequestState) -> Int64:
+        """Bytes [pools] that a waiting request takes when it starts."""
+        blocks = request.swapped_blocks
+        if blocks:
+            return np.asarray(self.tables.decode[self.tables.num_blocks(request.kv_len)] - self.tables.swapped[blocks])
+        return np.asarray(self.tables.prefill[self.tables.num_blocks(request.prefill_target)])
+
+    def _make_room(self) -> int | None:
+        """Takes the memory that one token more of each decoding request needs; others go where it does not suffice.
+
+        Returns bytes swapped out, None where nobody had to go.
+        """
+        out_bytes = None
+        self.decode.growth(self.tables.decode, self._growth)
+        while not self.pools.fits(self._growth):
+            host_is_short = self.pools.host_used_bytes + self._growth[Pool.HOST_KV] > self.pools.host_bytes
+            if not (host_is_short and self._drop_swapped()):
+                out_bytes = (out_bytes or 0) + self._preempt(may_swap=not host_is_short)
+            self.decode.growth(self.tables.decode, self._growth)
+        self.pools.take(self._growth)
+        self.decode.hold()
+        return out_bytes
+
+    def _preempt(self, may_swap: bool) -> int:
+        """Sends the last in the order of the queue back to it; returns bytes that it swaps out."""
+        request = max([*self.prefilling, *self.decode.requests], key=self._running_priority)
+        self.tally.num_preemptions += 1
+        request.num_preemptions += 1
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+            self.pools.take(-self.tables.prefill[self.tables.num_blocks(request.prefill_target)])
+            self._requeue_without_kv(request)
+            return 0
+        blocks = self.decode.leave(request)
+        request.prefilled_tokens = request.kv_len - 1
+        self.pools.take(-self.tables.decode[blocks])
+        stays = self.tables.swapped[blocks]
+        if self.serving.preemption == "recompute" or not may_swap or not self.pools.fits(stays):
+            self._requeue_without_kv(request)
+            return 0
+        self.pools.take(stays)
+        request.swapped_blocks = blocks
+        self.tally.num_swaps += 1
+        self.submit(request)
+        return int(self.tables.swap_out[blocks])
+
+    def _requeue_without_kv(self, request: RequestState) -> None:
+        self.tally.recomputed_tokens += request.prefilled_tokens
+        request.prefilled_tokens = 0
+        self.submit(request)
+
+    def _drop_swapped(self) -> bool:
+        """Frees the host memory of the last swapped request in the queue, which then must prefill again; False where
+        there is none."""
+        swapped = [entry for entry in self.waiting if entry[-1].swapped_blocks]
+        if not swapped:
+            return False
+        last = max(swapped)
+        self.waiting.remove(last)
+        heapq.heapify(self.waiting)
+        request = last[-1]
+        self.pools.take(-self.tables.swapped[request.swapped_blocks])
+        request.swapped_blocks = 0
+        self._requeue_without_kv(request)
+        return True
+
+    def _priority(self, request: RequestState) -> tuple[float, int]:
+        if self.serving.scheduler == "fcfs":
+            return request.arrival_s, request.index
+        return float(request.remaining_tokens), request.index
+
+    def _running_priority(self, request: RequestState) -> tuple[float, int]:
+        if self.serving.scheduler == "fcfs" or request in self.prefilling:
+            return self._priority(request)
+        return float(self.decode.remaining_tokens(request)), request.index

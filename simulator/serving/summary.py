@@ -1,0 +1,181 @@
+"""From what happened in a serving run to the columns of one result row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.metrics import BREAKDOWN
+from simulator.serving.demand_table import DemandTable
+from simulator.serving.iteration import Iteration
+from simulator.serving.loop import Replica
+from simulator.serving.pools import Pool
+from simulator.serving.records import RequestLog
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, STEP, T_EXPOSED, T_SOFTWARE
+from simulator.summary import SATURATED, active_params
+
+Row = dict[str, Any]
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a row is summarised from."""
+
+    log: RequestLog
+    replicas: Sequence[Replica]
+    iterations: Sequence[Iteration]
+    """One per replica."""
+    demand: DemandTable
+    """One for all replicas."""
+    static_bytes: int
+    """Weights and activations per GPU."""
+    tensor_parallel: int
+
+
+def summarise(run: Run) -> Row:
+    """Metrics of `simulator.metrics.METRICS`, BREAKDOWN and SERVING; undefined is None."""
+    log, num_replicas = run.log, len(run.replicas)
+    duration_s = log.last_finish_s - (log.first_arrival_s or 0.0)
+    done_s = np.sum([iteration.done_s for iteration in run.iterations], axis=0)
+    num_iterations = max(log.num_iterations, 1)
+    per_second = 1.0 / duration_s if duration_s > 0 else 0.0
+    tokens = max(log.output_tokens, 1)
+    h2d, d2h = (run.tensor_parallel * sum(getattr(i, f"{way}_bytes") for i in run.iterations) for way in ("h2d", "d2h"))
+    link_busy_s, exposed_s = float(done_s[H_BUSY]), float(done_s[T_EXPOSED])
+    wall_s = duration_s * num_replicas
+    row: Row = {
+        "throughput_tokens_per_s": log.output_tokens * per_second,
+        **times(log),
+        "exposed_transfer_s": exposed_s / num_iterations,
+        "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
+        **demand_metrics(run),
+        "h2d_bytes_per_token": h2d / tokens,
+        "d2h_bytes_per_token": d2h / tokens,
+        "remote_bytes_per_token": 0.0,
+        "link_utilization": min(1.0, link_busy_s / wall_s) if wall_s > 0 else 0.0,
+        "link_busy_s": link_busy_s / num_iterations,
+        **{name: float(seconds) / num_iterations for name, seconds in zip(BREAKDOWN, done_s[:NUM_PARTS], strict=True)},
+        "num_requests": log.num_arrived,
+        "num_finished": log.num_finished,
+        "num_refused": log.num_refused,
+        "first_refused": first_refused(log),
+        "duration_s": duration_s,
+        "requests_per_s": log.num_finished * per_second,
+        "goodput_requests_per_s": log.num_met_slo * per_second,
+        "slo_attainment": log.num_met_slo / log.num_arrived,
+        "in_system_mean": log.request_seconds * per_second,
+        "batch_mean": log.sum_decoding / num_iterations,
+        "batch_peak": log.peak_decoding,
+        "num_iterations": log.num_iterations,
+        "iteration_mean_s": float(done_s[STEP]) / num_iterations,
+        "gpu_utilization": min(1.0, sum(r.busy_s for r in run.replicas) / wall_s) if wall_s > 0 else 0.0,
+        "d2h_utilization": min(1.0, float(done_s[D_BUSY]) / wall_s) if wall_s > 0 else 0.0,
+        "trace_groups": ", ".join(group.name for group in run.demand.groups) or None,
+    }
+    row |= tallies(run, per_second) | pool_peaks(run)
+    row["bound"], row["bound_detail"] = bound(run, row, done_s)
+    return row
+
+
+def times(log: RequestLog) -> Row:
+    """Mean and quantiles over finished requests, under the names of the result columns."""
+    row: Row = {}
+    for name in ("ttft", "tpot", "e2e", "queue"):
+        seconds = log.times_s(f"{name}_s")
+        row[f"{name}_mean_s"] = float(seconds.mean()) if len(seconds) else None
+        for label, share in QUANTILES.items():
+            row[f"{name}_{label}_s"] = float(np.quantile(seconds, share)) if len(seconds) else None
+    return row
+
+
+def tallies(run: Run, per_second: float) -> Row:
+    total = [replica.scheduler.tally for replica in run.replicas]
+    return {
+        "prefill_tokens_per_s": sum(tally.prefilled_tokens for tally in total) * per_second,
+        "num_preemptions": sum(tally.num_preemptions for tally in total),
+        "num_swaps": sum(tally.num_swaps for tally in total),
+        "recomputed_tokens": sum(tally.recomputed_tokens for tally in total),
+        "swapped_bytes": run.tensor_parallel * sum(tally.swapped_bytes for tally in total),
+    }
+
+
+def pool_peaks(run: Run) -> Row:
+    """Largest bytes per GPU over the replicas; host memory of all GPUs together."""
+    pools = [replica.scheduler.pools for replica in run.replicas]
+    peak = np.max([p.peak for p in pools], axis=0)
+    return {
+        "hbm_bytes_peak": run.static_bytes + max(p.hbm_peak_bytes for p in pools),
+        "host_bytes_peak": run.tensor_parallel * sum(p.host_peak_bytes for p in pools),
+        "full_kv_bytes_peak": int(peak[Pool.FULL_KV]),
+        "sparse_kv_bytes_peak": int(peak[Pool.SPARSE_KV]),
+        "compressed_keys_bytes_peak": int(peak[Pool.COMPRESSED_KEYS]),
+        "draft_kv_bytes_peak": int(peak[Pool.DRAFT_KV]),
+        "kv_pool_utilization_peak": max(p.hbm_peak_bytes / p.hbm_bytes for p in pools),
+    }
+
+
+def demand_metrics(run: Run) -> Row:
+    """Content metrics as means over decode steps: drawn demand rows, and steps in which everything fitted the budget."""
+    names = ("hit_rate", "overlap", "recall", "recall_upper", "churn")
+    decode_steps = run.log.sum_decoding
+    if not run.demand.groups:
+        return {**dict.fromkeys(names), "recall": 1.0, "recall_upper": 1.0}
+    if not decode_steps:
+        return dict.fromkeys(names)
+    moves = run.iterations[0].moves
+    sums = dict.fromkeys(names, 0.0)
+    for index, group in enumerate(run.demand.groups):
+        demand = group.demand
+        uses = run.demand.row_uses[run.demand.starts[index] : run.demand.starts[index + 1]]
+        steady = slice(demand.steady_start, demand.steady_stop)
+        kept = np.minimum(demand.num_kept, demand.num_blocks)[:, None]
+        for name, values in (
+            ("hit_rate", demand.hit / kept),
+            ("overlap", demand.overlap),
+            ("recall", demand.recall),
+            ("recall_upper", demand.recall_upper),
+            ("churn", demand.fetched / demand.num_kept),
+        ):
+            sums[name] += float(uses @ values[steady].mean(axis=1)) / demand.num_kv_heads
+    resident = decode_steps - int(run.demand.row_uses.sum())
+    means: Row = {name: (total + resident * (name != "churn")) / decode_steps for name, total in sums.items()}
+    return means if moves else {**means, "overlap": None, "churn": None}
+
+
+def first_refused(log: RequestLog) -> str | None:
+    request = log.first_refused
+    if request is None:
+        return None
+    return f"request {request.index}: {request.prompt_tokens:,} prompt and {request.output_tokens:,} output tokens"
+
+
+def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
+    """What limits the iterations, and a sentence with the figures.
+
+    h2d: the link is saturated, or waiting for it is the largest share of the time. software: the CPU's share is.
+    capacity: requests had to make room. Else compute or hbm, by the larger of the times that the rows' products and
+    the weights' reads need alone.
+    """
+    total_s = max(float(done_s[STEP]), 1e-12)
+    exposed, software = float(done_s[T_EXPOSED]) / total_s, float(done_s[T_SOFTWARE]) / total_s
+    detail = (
+        f"GPUs busy {row['gpu_utilization']:.0%} of the run, mean batch {row['batch_mean']:.1f}, host link busy "
+        f"{row['link_utilization']:.0%}, exposed {exposed:.0%} of an iteration"
+    )
+    if row["link_utilization"] >= SATURATED * row["gpu_utilization"] > 0 or exposed >= max(1 - exposed - software, software):
+        return "h2d", detail
+    if software >= 1 - exposed - software:
+        return "software", detail
+    if row["num_preemptions"]:
+        return "capacity", f"{row['num_preemptions']:,} preemptions; {detail}"
+    setting = run.iterations[0].setting
+    gpu = setting.hardware.gpu
+    rows = run.log.sum_decoding + sum(r.scheduler.tally.prefilled_tokens for r in run.replicas)
+    compute_s = 2.0 * rows * active_params(setting.model) / gpu.bf16_sustained_flops.value
+    read_s = run.log.num_iterations * setting.model.weight_bytes / gpu.hbm_read_bytes_per_s.value
+    return ("compute" if compute_s > read_s else "hbm"), detail

@@ -1,0 +1,45 @@
+"""What an iteration computes and moves, as totals over its batch; the two iteration models price the same totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.serving.request_state import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a prompt that an iteration prefills."""
+
+    request: RequestState
+    tokens: int
+    before: int
+    """Tokens of the request whose KV exists already."""
+
+    @property
+    def is_last(self) -> bool:
+        """The iteration ends with the request's next token."""
+        return self.before + self.tokens == self.request.prefill_target
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the scheduler chose for an iteration; every request that decodes takes part."""
+
+    num_decoding: int
+    chunks: tuple[Chunk, ...] = ()
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.num_decoding and not self.chunks
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows that need logits: one of each decoding request and of each prompt that ends."""
+        return self.num_decoding + sum(chunk.is_last for chunk in self.chunks)
