@@ -25,9 +25,10 @@ class Decoding:
     """One request in a decode step."""
 
     kv_len: int
-    demand: Demand | None
+    demands: Sequence[Demand] = ()
+    """One per GPU; none for dense attention."""
     row: int = 0
-    """Of `demand`."""
+    """Of each demand."""
 
 
 @dataclass(slots=True)
@@ -36,8 +37,9 @@ class ReferenceRun:
 
     setting: Setting
     rows: list[dict[str, np.ndarray]] = field(default_factory=list)
-    ahead: list[np.ndarray] = field(default_factory=list)
-    urgent: list[np.ndarray] = field(default_factory=list)
+    ahead: list[dict[int, np.ndarray]] = field(default_factory=list)
+    urgent: list[dict[int, np.ndarray]] = field(default_factory=list)
+    """Blocks of each iteration's plan by GPU: prefetched, and due in the next iteration."""
 
     def add(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]], num_last_chunks: int) -> None:
         """One iteration. `chunks`: (tokens, tokens before them); `num_last_chunks` of them end their prompt."""
@@ -110,38 +112,47 @@ class ReferenceRun:
         return min(kv_len, policy.kv_budget_tokens + open_tokens)
 
     def _transfers(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        hardware, model, policy = self.setting.hardware, self.setting.model, self.setting.policy
-        layers, full = model.num_layers, list(model.full_attention_layers)
-        row = {name: np.zeros(layers) for name in ("first_s", "prefetch_s", "write_s", "scatter_s")}
-        waits = row["waits_for_slots"] = np.zeros(layers, np.bool_)
+        """Of the GPU that takes longest, layer by layer."""
+        model, policy = self.setting.model, self.setting.policy
+        row = {name: np.zeros(model.num_layers) for name in ("first_s", "prefetch_s", "write_s", "scatter_s")}
+        row["waits_for_slots"] = np.zeros(model.num_layers, np.bool_)
         if policy.residency == "everything":
             return row
-        size, link = policy.block_size_tokens, self._fetch_link()
+        full = list(model.full_attention_layers)
+        self.ahead.append({})
+        self.urgent.append({})
+        for gpu in range(model.tensor_parallel):
+            for name, seconds in self._fetches(gpu, decoding).items():
+                row[name][full] = np.maximum(row[name][full], seconds)
+        row["write_s"][full] = self._write_s(decoding, chunks)
+        return row
+
+    def _fetches(self, gpu: int, decoding: Sequence[Decoding]) -> dict[str, np.ndarray]:
+        """What one GPU fetches in the newest iteration, [full-attention layers]."""
+        hardware, model, policy = self.setting.hardware, self.setting.model, self.setting.policy
+        size, link, lookahead_k = policy.block_size_tokens, self._fetch_link(), rules_of(model, policy).lookahead_k
         block_bytes = model.block_bytes(size, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
-        fetching = [r for r in decoding if r.demand is not None and -(-r.kv_len // size) > r.demand.num_kept]
+        fetching = [r for r in decoding if -(-r.kv_len // size) > r.demands[gpu].num_kept]
+        none = np.zeros(model.num_full_attention_layers)
 
         def total(name: str) -> np.ndarray:
-            zero = np.zeros(len(full))
-            return sum((getattr(r.demand, name)[r.row].astype(np.float64) for r in fetching), zero)
+            return sum((getattr(r.demands[gpu], name)[r.row].astype(np.float64) for r in fetching), none)
 
         fetched, urgent, repaired = total("fetched"), total("urgent"), total("repaired")
         runs, urgent_runs, repair_runs = total("runs"), total("urgent_runs"), total("repair_runs")
-        lookahead_k = rules_of(model, policy).lookahead_k
+        seconds = {"waits_for_slots": fetched > total("in_slack")}
         if lookahead_k == 0:
-            row["first_s"][full] = transfer_s(link, fetched, runs, block_bytes)
+            seconds["first_s"] = transfer_s(link, fetched, runs, block_bytes)
         else:
-            row["prefetch_s"][full] = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
-            row["first_s"][full] = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
-        waits[full] = fetched > total("in_slack")
-        self.ahead.append(fetched - urgent)
-        self.urgent.append(urgent)
+            seconds["prefetch_s"] = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
+            seconds["first_s"] = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
+        self.ahead[-1][gpu], self.urgent[-1][gpu] = fetched - urgent, urgent
         if link.staged:
-            landing = repaired + (self.ahead[-1 - lookahead_k] if len(self.ahead) > lookahead_k else 0.0)
-            landing += self.urgent[-2] if len(self.urgent) > 1 else 0.0
+            landing = repaired + (self.ahead[-1 - lookahead_k][gpu] if len(self.ahead) > lookahead_k else none)
+            landing = landing + (self.urgent[-2][gpu] if len(self.urgent) > 1 else none)
             per_block = block_bytes / hardware.kernels.scatter_bytes_per_s.value
-            row["scatter_s"][full] = landing * per_block + hardware.kernels.attention_t0_s.value * np.sign(landing)
-        row["write_s"][full] = self._write_s(decoding, chunks)
-        return row
+            seconds["scatter_s"] = landing * per_block + hardware.kernels.attention_t0_s.value * np.sign(landing)
+        return seconds
 
     def _write_s(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]]) -> float:
         """Of one layer: blocks that filled (or every token), and each chunk, one operation per KV head."""

@@ -38,10 +38,12 @@ class Replica:
     """One copy of the model on its own GPUs: a queue, a batch and a clock."""
 
     def __init__(
-        self, env: simpy.Environment, gpus: Sequence[int], scheduler: Scheduler, times: BatchTimes,
-        links: SharedLinks | None, log: RequestLog,
+        self, env: simpy.Environment, number: int, scheduler: Scheduler, times: BatchTimes, links: SharedLinks,
+        log: RequestLog,
     ) -> None:  # fmt: skip
-        self.env, self.gpus, self.scheduler, self.times, self.links, self.log = env, gpus, scheduler, times, links, log
+        self.env, self.number, self.scheduler, self.times, self.links, self.log = (
+            env, number, scheduler, times, links, log,
+        )  # fmt: skip
         self.busy_s = 0.0
         self._arrived = env.event()
 
@@ -56,9 +58,7 @@ class Replica:
             batch = self.scheduler.schedule()
             if batch.is_empty:
                 assert not self.scheduler.waiting, "requests wait for an empty replica"
-                if self.links is not None:
-                    for gpu in self.gpus:
-                        self.links.end(gpu)
+                self.links.end(self.number)
                 self._arrived = self.env.event()
                 yield self._arrived
                 self.times.resume(self.env.now)
@@ -66,7 +66,8 @@ class Replica:
             for chunk in batch.chunks:
                 if chunk.request.started_s is None:
                     chunk.request.started_s = self.env.now
-            seconds = self.times.run(batch, self._link_share())
+            share = self.links.begin(self.number) if self.times.transfers else 1.0
+            seconds = self.times.run(batch, share)
             self.log.iteration(batch, seconds)
             yield self.env.timeout(seconds)
             self.busy_s += seconds
@@ -76,13 +77,6 @@ class Replica:
             for request in finished.done:
                 request.finished_s = self.env.now
                 self.log.finish(request)
-
-    def _link_share(self) -> float:
-        if self.links is None or not self.times.transfers:
-            return 1.0
-        for gpu in self.gpus:
-            self.links.begin(gpu)
-        return min(self.links.share[gpu] for gpu in self.gpus)
 
 
 def arrive(

@@ -12,8 +12,10 @@ import simpy
 
 from simulator.engine_rates import engine_rates
 from simulator.experiment import ResolvedExperiment, serving_groups
+from simulator.links import fetch_cost
 from simulator.metrics import COLUMNS, SERVING
-from simulator.replay import replay
+from simulator.parallel import rank_mappings
+from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
 from simulator.serving.iteration import Iteration, Setting
@@ -58,9 +60,8 @@ def serve(
         except CapacityError as error:
             return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
         replicas = serve_all(workload.requests(), builder.build, serving.router, log)
-    row |= summarise(
-        Run(log, replicas, builder.iterations, builder.demand, builder.static_bytes, tensor_parallel=1)
-    )
+    tensor_parallel = point.spec.placement.tensor_parallel
+    row |= summarise(Run(log, replicas, builder.iterations, builder.demand, builder.static_bytes, tensor_parallel))
     if not log.num_finished:
         error = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
         return row | {"status": "does_not_fit", "error": error, "bound": "capacity"}
@@ -71,50 +72,55 @@ class ReplicaBuilder:
     """Everything that the replicas of a run share, and the replicas once there is a clock."""
 
     def __init__(self, point: ResolvedExperiment, serving: ServingSpec, log: RequestLog) -> None:
-        spec, model, hardware, policy = point.spec, point.model, point.hardware, point.policy
+        spec, model, hardware, policy = point.spec, point.shard, point.hardware, point.policy
         self.point, self.serving, self.log = point, serving, log
-        self.num_gpus = spec.placement.num_gpus
         self.demand = demand_table(point)
         self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
         self.rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
-        self.topology = HostTopology(hardware, self.num_gpus, spec.placement.host_numa)
+        self.topology = HostTopology(hardware, point.num_gpus, spec.placement.host_numa)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
 
     def _new_pools(self) -> Any:
         point, tokens = self.point, self.serving.max_num_batched_tokens
-        return make_pools(point.model, point.hardware, point.policy, point.spec.engine, tokens, self.num_gpus)
+        return make_pools(point.shard, point.hardware, point.policy, point.spec.engine, tokens, point.num_gpus)
 
     def build(self, env: simpy.Environment) -> list[Replica]:
-        links: SharedLinks | None = None
+        num_replicas = self.point.num_replicas
+        links = SharedLinks(self.topology, num_replicas, self._link_bytes_per_s)
         replicas = []
-        for gpu in range(self.num_gpus):
+        for number in range(num_replicas):
             decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
             iteration = Iteration(self.setting, decode, self.rates)
-            if links is None and self.num_gpus > 1 and iteration.transfers:
-                links = SharedLinks(self.topology, iteration.link.bytes_per_s)
             scheduler = Scheduler(self.serving, self.tables, self._new_pools(), decode, *self._admission(iteration))
-            replicas.append(Replica(env, [gpu], scheduler, iteration, links, self.log))
+            replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)
         return replicas
+
+    @property
+    def _link_bytes_per_s(self) -> float:
+        policy = self.point.policy
+        numa = self.point.spec.placement.host_numa
+        return fetch_cost(self.point.hardware, policy.transport, policy.gather_ctas, numa).bytes_per_s
 
     def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
         limit = self.serving.link_limit
         if limit is None or not iteration.moves:
             return []
-        shares = self.topology.shares(list(range(self.num_gpus)), iteration.link.bytes_per_s)
+        shares = self.topology.shares(list(range(self.point.num_gpus)), self._link_bytes_per_s)
         return [LinkDemand(iteration, self.demand, limit, min(shares.values())).has_room]
 
 
 def demand_table(point: ResolvedExperiment) -> DemandTable:
     """Demand of every trace group that serves; none for dense attention."""
-    layers = point.model.num_full_attention_layers
+    layers = point.shard.num_full_attention_layers
     if point.policy.selector == "all":
         return DemandTable((), layers, point.spec.seed)
-    groups = [
-        Group(group.name, int(group.kv_len[0]), replay(group, point.policy, mapping, point.spec.seed))
-        for group, mapping in serving_groups(point)
-    ]
+    groups = []
+    for group, mapping in serving_groups(point):
+        mappings = rank_mappings(mapping, point.spec.placement.tensor_parallel)
+        demands = replay_by_gpu(group, point.policy, mappings, point.spec.seed)
+        groups.append(Group(group.name, int(group.kv_len[0]), demands))
     return DemandTable(groups, layers, point.spec.seed)

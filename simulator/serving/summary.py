@@ -45,11 +45,13 @@ def summarise(run: Run) -> Row:
     num_iterations = max(log.num_iterations, 1)
     per_second = 1.0 / duration_s if duration_s > 0 else 0.0
     tokens = max(log.output_tokens, 1)
-    h2d, d2h = (run.tensor_parallel * sum(getattr(i, f"{way}_bytes") for i in run.iterations) for way in ("h2d", "d2h"))
+    h2d, d2h = (sum(getattr(i, f"{way}_bytes") for i in run.iterations) for way in ("h2d", "d2h"))
+    num_gpus = num_replicas * run.tensor_parallel
     link_busy_s, exposed_s = float(done_s[H_BUSY]), float(done_s[T_EXPOSED])
     wall_s = duration_s * num_replicas
     row: Row = {
         "throughput_tokens_per_s": log.output_tokens * per_second,
+        "throughput_per_gpu_tokens_per_s": log.output_tokens * per_second / num_gpus,
         **times(log),
         "exposed_transfer_s": exposed_s / num_iterations,
         "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
@@ -130,18 +132,19 @@ def demand_metrics(run: Run) -> Row:
     moves = run.iterations[0].moves
     sums = dict.fromkeys(names, 0.0)
     for index, group in enumerate(run.demand.groups):
-        demand = group.demand
         uses = run.demand.row_uses[run.demand.starts[index] : run.demand.starts[index + 1]]
-        steady = slice(demand.steady_start, demand.steady_stop)
-        kept = np.minimum(demand.num_kept, demand.num_blocks)[:, None]
-        for name, values in (
-            ("hit_rate", demand.hit / kept),
-            ("overlap", demand.overlap),
-            ("recall", demand.recall),
-            ("recall_upper", demand.recall_upper),
-            ("churn", demand.fetched / demand.num_kept),
-        ):
-            sums[name] += float(uses @ values[steady].mean(axis=1)) / demand.num_kv_heads
+        for demand in group.demands:
+            steady = slice(demand.steady_start, demand.steady_stop)
+            kept = np.minimum(demand.num_kept, demand.num_blocks)[:, None]
+            for name, values in (
+                ("hit_rate", demand.hit / kept),
+                ("overlap", demand.overlap),
+                ("recall", demand.recall),
+                ("recall_upper", demand.recall_upper),
+                ("churn", demand.fetched / demand.num_kept),
+            ):
+                per_step = values[steady].mean(axis=1) / (demand.num_kv_heads * len(group.demands))
+                sums[name] += float(uses @ per_step)
     resident = decode_steps - int(run.demand.row_uses.sum())
     means: Row = {name: (total + resident * (name != "churn")) / decode_steps for name, total in sums.items()}
     return means if moves else {**means, "overlap": None, "churn": None}

@@ -8,7 +8,8 @@ import pytest
 from simulator import catalog
 from simulator.engine_rates import engine_rates
 from simulator.mapping import resolve_mapping
-from simulator.replay import replay
+from simulator.parallel import rank_mappings, shard
+from simulator.replay import replay_by_gpu
 from simulator.serving import iteration as iterations
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
@@ -40,10 +41,11 @@ SYSTEMS = {
 }
 
 
-def setting(system: str, model: str = "Qwen3-8B") -> Setting:
+def setting(system: str, model: str = "Qwen3-8B", tensor_parallel: int = 1) -> Setting:
     name, overrides = SYSTEMS[system]
     policy = resolve_policy(name, overrides, 4096)
-    return Setting(catalog.load_model(model), H100, policy, PlacementSpec(), EngineSpec(software_overhead_s=1e-4))
+    part = shard(catalog.load_model(model), tensor_parallel)
+    return Setting(part, H100, policy, PlacementSpec(), EngineSpec(software_overhead_s=1e-4))
 
 
 def demand_table(where: Setting) -> DemandTable:
@@ -52,8 +54,9 @@ def demand_table(where: Setting) -> DemandTable:
     groups = []
     for name in ("short", "long"):
         group = synthetic_trace().group(name)
-        mapping = resolve_mapping(where.model, group, 16, MappingSpec())
-        groups.append(Group(name, int(group.kv_len[0]), replay(group, where.policy, mapping, use_cache=False)))
+        mapping = resolve_mapping(catalog.load_model(where.model.name), group, 16, MappingSpec())
+        demands = replay_by_gpu(group, where.policy, rank_mappings(mapping, where.model.tensor_parallel))
+        groups.append(Group(name, int(group.kv_len[0]), demands))
     return DemandTable(groups, where.model.num_full_attention_layers, 7)
 
 
@@ -75,9 +78,9 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
         for request in batch.requests:
             at, start, stop = rows[request.index]
             group = int(np.searchsorted(demand.starts, start, side="right")) - 1
-            used = demand.groups[group].demand if demand.groups else None
+            used = demand.groups[group].demands if demand.groups else ()
             step = t - joined[request.index]
-            row = 0 if used is None else used.steady_start + (at - start + step) % (stop - start)
+            row = used[0].steady_start + (at - start + step) % (stop - start) if used else 0
             decoding.append(Decoding(request.prompt_tokens + 1 + step, used, row))
         plain.add(decoding, [(c.tokens, c.before) for c in chunks], sum(c.is_last for c in chunks))
         fast_s.append(fast.run(Batch(len(batch), chunks), share))
@@ -106,6 +109,14 @@ def test_compiled_iterations_equal_the_plain_ones(system):
     fast_s, plain_s = play_both(setting(system), 2 * iterations.WINDOW_ROWS + 40, share=0.7)
     np.testing.assert_allclose(fast_s, plain_s, rtol=1e-9, atol=1e-12)
     assert len(set(np.round(plain_s, 9))) > 50
+
+
+@pytest.mark.parametrize("system", ["dense", "oasiskv", "prefetch-stall"])
+def test_the_slowest_gpu_of_a_replica_counts(system):
+    where = setting(system, tensor_parallel=4)
+    assert len(demand_table(where).gpus_alike) == (1 if system == "dense" else 3)
+    fast_s, plain_s = play_both(where, 120)
+    np.testing.assert_allclose(fast_s, plain_s, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("system", ["dense", "oasiskv"])
