@@ -1,4 +1,4 @@
-"""Progress of a sweep on stderr: points done, rate and time left."""
+"""Progress on stderr: of a sweep its points, of a serving run its requests; done, elapsed and left."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _STARTING = "starting (the first run compiles its kernels)"
 
 
+def _bar(unit: str, quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit},"),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        disable=quiet or not sys.stderr.isatty(),
+        transient=True,
+    )
+
+
 class PointProgress:
     """A bar on a terminal; when stderr is a file or a pipe, one line as the sweep starts. Held in `with`."""
 
     def __init__(self, num_points: int, num_done: int, quiet: bool) -> None:
         self._quiet, self._num_points, self._num_done = quiet, num_points, num_done
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("points,"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=Console(stderr=True),
-            disable=quiet or not sys.stderr.isatty(),
-            transient=True,
-        )
+        self._bar = _bar("points", quiet)
 
     def __enter__(self) -> Self:
         if not self._quiet and not sys.stderr.isatty():
@@ -45,3 +49,27 @@ class PointProgress:
 
     def advance(self, rows: Sequence[dict[str, Any]]) -> None:
         self._bar.update(self._task, description="simulating", advance=len(rows))
+
+
+class RequestProgress:
+    """The same for the requests of one serving run."""
+
+    EVERY = 64
+    """Requests between two updates: a run may finish thousands a second."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet, self._bar = quiet, _bar("requests", quiet)
+
+    def __enter__(self) -> Self:
+        if not self._quiet and not sys.stderr.isatty():
+            print("serving requests", file=sys.stderr)
+        self._bar.start()
+        self._task = self._bar.add_task(_STARTING, total=None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def update(self, num_done: int, num_requests: int) -> None:
+        if num_done % self.EVERY == 0:
+            self._bar.update(self._task, description="serving", completed=num_done, total=num_requests)

@@ -11,10 +11,12 @@ from oasis_sim.settings import Settings, command_line_settings, flatten
 from simulator.experiment import expand
 from simulator.objective import require_objective
 from simulator.specs.experiment import ExperimentSpec
+from simulator.specs.serving import ServingSpec
 from simulator.yaml_io import load_yaml
 from traces.errors import InputError
 
 DEFAULT_SWEEP = Path(__file__).with_name("default_sweep.yaml")
+DEFAULT_SERVING_SWEEP = Path(__file__).with_name("default_serving_sweep.yaml")
 _SECTIONS = tuple(ExperimentSpec.model_fields)
 
 
@@ -50,8 +52,11 @@ def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments:
 
 
 def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
-    """Request of `sweep`; without a file, flags override the embedded default sweep."""
-    return make_request(read_settings(file or str(DEFAULT_SWEEP)) | command_line_settings(flags, assignments))
+    """Request of `sweep`; without a file, flags override an embedded default: closed batches, or serving runs where a
+    serving key is given."""
+    given = command_line_settings(flags, assignments)
+    default = DEFAULT_SERVING_SWEEP if any(key.startswith("serving.") for key in given) else DEFAULT_SWEEP
+    return make_request(read_settings(file or str(default)) | given)
 
 
 def make_request(settings: Settings) -> Request:
@@ -70,6 +75,8 @@ def make_request(settings: Settings) -> Request:
     if points[0].name is not None and Path(points[0].name).name != points[0].name:
         raise InputError(f"name: {points[0].name!r} names a folder in runs/ and cannot hold a path")
     config: dict[str, Any] = ExperimentSpec().model_dump(mode="json")
+    if points[0].serving is not None:
+        config["serving"] = ServingSpec().model_dump(mode="json")
     for key, values in ordered.items():
         section, _, name = key.rpartition(".")
         (config[section] if section else config)[name] = values if key in swept else values[0]

@@ -81,7 +81,7 @@ def flatten(tree: Mapping[str, Any], where: str) -> Settings:
 
 MAX_DEPTH = 1
 """A key is `section.key` at most."""
-SECTIONS = ("mapping", "policy", "workload", "placement", "engine", "objective")
+SECTIONS = ("mapping", "policy", "workload", "serving", "placement", "engine", "objective")
 """A section that is there without keys says nothing."""
 
 

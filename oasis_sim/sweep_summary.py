@@ -38,6 +38,15 @@ def print_summary(rows: Sequence[Row], request: Request, folder: Path, wall_s: f
     out.print(f"[bold]{len(rows)} points[/bold] in {wall_s:.1f} s" + (f" ({', '.join(left_out)})" if left_out else ""))
     _print_constants(out, rows)
     out.print()
+    if request.points[0].serving is not None:
+        from oasis_sim.serving_card import serving_table, source
+
+        out.print(source(request.points[0], swept_parameters(rows)), style="dim")
+        out.print(serving_table(rows))
+        out.print(
+            f"Table and points: [bold]{folder}[/bold] (results.parquet, requests/ with every request of each point)"
+        )
+        return
     out.print(_system_table(out, rows, request.maximize))
     out.print()
     best = best_row(rows, request.maximize)

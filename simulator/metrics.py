@@ -123,8 +123,8 @@ SERVING = {
     "kv_pool_utilization_peak": "1",
     "trace_groups": "",
 }
-"""Only in rows of serving runs. There TPOT, TTFT, E2E and queue time are quantiles over finished requests, the breakdown
-is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named."""
+"""Only in rows of serving runs. There TPOT, TTFT, E2E and queue time are quantiles over finished requests, the
+breakdown is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")

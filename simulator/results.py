@@ -23,6 +23,8 @@ from traces.errors import InputError
 Row = dict[str, Any]
 
 POINTS, TABLE, CONFIG, MANIFEST, LOCK = "points.jsonl", "results.parquet", "config.yaml", "manifest.json", ".lock"
+REQUESTS = "requests.parquet"
+"""Of a serving run: one line per request (`simulator.serving.records`)."""
 
 
 class RunFolder:
@@ -88,7 +90,7 @@ class RunFolder:
         """Take back the folders that this run created: a refused input leaves nothing behind."""
         if not self._created or self._lock is None:
             return
-        for name in (POINTS, TABLE, CONFIG, MANIFEST):
+        for name in (POINTS, TABLE, CONFIG, MANIFEST, REQUESTS):
             (self.path / name).unlink(missing_ok=True)
         self._release()
         for folder in self._created:

@@ -7,7 +7,8 @@ import json
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from simulator.executors import run_groups
@@ -15,6 +16,7 @@ from simulator.metrics import COLUMNS, PARAMETERS
 from simulator.objective import RECALL_MARGIN
 from simulator.results import Row, RunFolder
 from simulator.specs.experiment import EngineSpec, ExperimentSpec, PlacementSpec
+from simulator.specs.serving import ServingSpec
 from traces.errors import OasisError
 
 MAX_GROUP_POINTS = 16
@@ -82,7 +84,9 @@ def run_grid(
         for key, point in zip(grid.keys, grid.points, strict=True)
         if folder.rows.get(key, {"status": "failed"})["status"] == "failed"
     ]
-    for _, rows in run_groups(simulate or simulate_point, group_by_replay(open_points), num_jobs):
+    # One file per serving point; closed batches write none.
+    simulate = simulate or partial(simulate_point, requests_folder=folder.path / "requests")
+    for _, rows in run_groups(simulate, group_by_replay(open_points), num_jobs):
         folder.append(rows)
         on_finished(rows)
     lost = [key for key in grid.keys if key not in folder.rows]
@@ -105,21 +109,31 @@ def group_by_replay(points: Sequence[ExperimentSpec]) -> list[list[ExperimentSpe
     ]
 
 
-def simulate_point(point: ExperimentSpec) -> Row:
-    """As `point_row`, but a fault of the program becomes a row with status `failed`: one point ends no sweep."""
+def simulate_point(point: ExperimentSpec, requests_folder: Path | None = None) -> Row:
+    """As `point_row`, but a fault of the program becomes a row with status `failed`: one point ends no sweep.
+
+    A serving point writes its requests into `requests_folder` under the first 12 digits of its key.
+    """
+    from simulator.points import point_key
+
+    requests_path = None
+    if requests_folder is not None and point.serving is not None:
+        requests_path = requests_folder / f"{point_key(point)[:12]}.parquet"
     try:
-        return point_row(point)
+        return point_row(point, requests_path)
     except OasisError:
         raise
     except Exception as error:
         return failed_row(point, error)
 
 
-def point_row(point: ExperimentSpec) -> Row:
-    """One row, with the recall that an admissible point needs in `min_recall`."""
+def point_row(
+    point: ExperimentSpec, requests_path: Path | None = None, on_progress: Callable[[int, int], None] | None = None
+) -> Row:
+    """One row, with the recall that an admissible point needs in `min_recall`; the rest is `run_point`'s."""
     from simulator.points import run_point
 
-    row = run_point(point)
+    row = run_point(point, requests_path=requests_path, on_progress=on_progress)
     if row["status"] == "ok":
         row["min_recall"] = min_recall(point)
     return row
@@ -130,7 +144,10 @@ def min_recall(point: ExperimentSpec) -> float:
     if point.objective.min_recall is not None:
         return point.objective.min_recall
     policy = {key: value for key, value in point.policy.items() if key not in NOT_IN_REFERENCE}
-    reference = point.model_copy(update={"policy": policy, "placement": PlacementSpec(), "engine": EngineSpec()})
+    changed: dict[str, Any] = {"policy": policy, "placement": PlacementSpec(), "engine": EngineSpec()}
+    if point.serving is not None:
+        changed["serving"] = ServingSpec()
+    reference = point.model_copy(update=changed)
     return max(0.0, _reference_recall(reference.model_dump_json(exclude={"name", "objective"})) - RECALL_MARGIN)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oasis_sim.output import print_json
+from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
 from simulator.provenance import utc_now
+from simulator.results import REQUESTS, Row
 from simulator.specs.experiment import ExperimentSpec
 from simulator.sweep import make_grid, point_row
 from traces.errors import InputError
@@ -28,11 +30,13 @@ def run(
     if timeline_steps is not None and timeline_steps < 1:
         raise InputError(f"--timeline must be at least 1 step, got {timeline_steps}")
     request = one_point(file, flags, assignments)
+    if timeline_steps is not None and request.points[0].serving is not None:
+        raise InputError("--timeline shows the steps of a closed batch; leave it out or drop the serving section")
     grid = make_grid(request.points)
     start_s = time.perf_counter()
     with run_folder("run", request, grid, out) as folder:
         try:
-            row = folder.rows.get(grid.keys[0]) or point_row(grid.points[0])
+            row = folder.rows.get(grid.keys[0]) or _simulate(grid.points[0], folder.path, quiet)
             if row["status"] != "ok":
                 raise InputError(str(row["error"]))
         except BaseException:
@@ -46,10 +50,20 @@ def run(
     if as_json:
         print_json({**row, "out": str(folder.path)})
     else:
-        from oasis_sim.run_card import print_card
+        if request.points[0].serving is not None:
+            from oasis_sim.serving_card import print_card
+        else:
+            from oasis_sim.run_card import print_card
 
         print_card(row, request.points[0], folder.path)
     return 0
+
+
+def _simulate(point: ExperimentSpec, folder: Path, quiet: bool) -> Row:
+    if point.serving is None:
+        return point_row(point)
+    with RequestProgress(quiet) as progress:
+        return point_row(point, folder / REQUESTS, progress.update)
 
 
 def _write_timeline(point: ExperimentSpec, num_steps: int, folder: Path) -> None:

@@ -18,14 +18,17 @@ KV_TOKENS, BLOCKS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NUM_FETCHING, 
 
 
 @njit(cache=True)
-def growth(n: int, kv_len: Int64, held_blocks: Int64, block_size: int, table: Int64, out: Int64) -> None:
-    """out [pools]: bytes that requests 0 … n − 1 need beyond what they hold, to hold `kv_len` tokens."""
+def growth(n: int, kv_len: Int64, held_blocks: Int64, block_size: int, table: Int64, out: Int64) -> bool:
+    """out [pools]: bytes that requests 0 … n − 1 need beyond what they hold, to hold `kv_len` tokens; False: none."""
     out[:] = 0
+    grows = False
     for i in range(n):
         blocks = (kv_len[i] + block_size - 1) // block_size
         if blocks != held_blocks[i]:
+            grows = True
             for pool in range(out.shape[0]):
                 out[pool] += table[blocks, pool] - table[held_blocks[i], pool]
+    return grows
 
 
 @njit(cache=True)
@@ -92,7 +95,7 @@ def advance(
 @njit(cache=True)
 def remove(gone: Int64, n: int, columns: Int64) -> int:
     """Takes out entries `gone` (ascending) of every row of `columns` [fields, capacity], keeping the order."""
-    kept = gone[0]
+    kept = int(gone[0])
     skip = 0
     for i in range(gone[0], n):
         if skip < gone.shape[0] and gone[skip] == i:

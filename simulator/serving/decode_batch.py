@@ -46,10 +46,11 @@ class DecodeBatch:
         del self.requests[at]
         return held
 
-    def growth(self, table: Int64, out: Int64) -> None:
-        """out [pools]: bytes that the next iteration needs beyond what is held."""
+    def growth(self, table: Int64, out: Int64) -> bool:
+        """out [pools]: bytes that the next iteration needs beyond what is held; False: none."""
         columns = self._columns
-        batch_kernel.growth(len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out)
+        grows: bool = batch_kernel.growth(len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out)
+        return grows
 
     def hold(self) -> None:
         """The bytes of `growth` were taken."""

@@ -7,39 +7,26 @@ iterations start, and memory does not grow with the run. Kernel times are rememb
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from simulator import cost
 from simulator import step_layout as at
-from simulator.capacity import KV_BYTES_PER_ELEMENT, slots_per_head
-from simulator.links import LinkCost, d2h_bytes_per_s, fetch_cost, write_back_cost
+from simulator.capacity import slots_per_head
+from simulator.links import d2h_bytes_per_s, fetch_cost, write_back_cost
 from simulator.serving.batch_kernel import (
     ATTENDED_TOKENS,
     BLOCKS,
-    FETCHED,
     FILLED_BLOCKS,
-    IN_SLACK,
     NUM_COUNTS,
     NUM_TOTALS,
-    REPAIR_RUNS,
-    REPAIRED,
-    RUNS,
-    URGENT,
-    URGENT_RUNS,
     WINDOW_TOKENS,
 )
 from simulator.serving.decode_batch import DecodeBatch
+from simulator.serving.kernel_times import KernelTimes, Setting
+from simulator.serving.transfer_kernel import coefficients, fill_transfers
 from simulator.serving.work import Batch
-from simulator.specs.experiment import EngineSpec, PlacementSpec
-from simulator.specs.hardware import HardwareSpec
-from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.step_kernel import run_step
 from simulator.step_work import rules_of
 
@@ -48,48 +35,6 @@ WINDOW_ROWS = 96
 MAX_WRITE_LAG = 32
 """Iterations whose write-back may be outstanding: the staging memory of one prefill chunk each. An assumption; with
 it a slow D2H link slows prefill instead of growing a queue without end."""
-REMEMBERED = 65_536
-"""Kernel times kept by their sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What stays the same from iteration to iteration. `model` is one GPU's part."""
-
-    model: ModelSpec
-    hardware: HardwareSpec
-    policy: PolicySpec
-    placement: PlacementSpec
-    engine: EngineSpec
-
-
-class KernelTimes:
-    """Seconds of each kernel by the sizes it depends on; bounded, filled as they are asked for."""
-
-    def __init__(self, setting: Setting) -> None:
-        hardware, model, policy = setting.hardware, setting.model, setting.policy
-        element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
-        dense, rows = policy.selector == "all", 1 + cost.draft_rows(policy)
-
-        def remembered(function: Callable[..., float], *fixed: object) -> Callable[..., float]:
-            return lru_cache(maxsize=REMEMBERED)(partial(function, hardware, model, *fixed))
-
-        self.qkv_s = remembered(cost.qkv_s)
-        self.ffn_s = remembered(cost.o_ffn_s)
-        self.allreduce_s = remembered(cost.layer_allreduces_s)
-        self.collectives_s = remembered(step_collectives_per_layer_s)
-        self.lm_head_s = remembered(cost.lm_head_s)
-        self.sampling_s = remembered(cost.sampling_s)
-        self.score_s = remembered(cost.score_s, policy)
-        self.topk_s = remembered(cost.topk_s, policy)
-        self.plan_s = remembered(cost.plan_s)
-        self.draft_s = remembered(cost.draft_s, policy)
-        self.attention_s = lru_cache(maxsize=REMEMBERED)(
-            partial(cost.attention_s, hardware, model, rows=rows, kv_bytes_per_element=element, dense_table=dense)
-        )
-        self.window_attention_s = lru_cache(maxsize=REMEMBERED)(
-            partial(cost.attention_s, hardware, model, rows=rows, kv_bytes_per_element=element, dense_table=True)
-        )
 
 
 class Iteration:
@@ -102,7 +47,6 @@ class Iteration:
         self.link = fetch_cost(setting.hardware, policy.transport, policy.gather_ctas, setting.placement.host_numa)
         self.write_link = write_back_cost(setting.hardware, policy.transport, setting.placement.host_numa)
         self.kernels = KernelTimes(setting)
-        self.moves = policy.residency != "everything"
         self.element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
         self.block_bytes = model.block_bytes(policy.block_size_tokens, self.element)
         self.sliding = np.isin(np.arange(model.num_layers), model.sliding_layers)
@@ -126,7 +70,7 @@ class Iteration:
         self.row = -1
         self.totals: NDArray[np.int64] = np.zeros(NUM_TOTALS, np.int64)
         self.sums: NDArray[np.int64] = np.zeros((num_distinct, NUM_COUNTS, len(self.full_layers)), np.int64)
-        self._fetch_link, self._write_link = _coefficients(self.link), _coefficients(self.write_link)
+        self._fetch_link, self._write_link = coefficients(self.link), coefficients(self.write_link)
         self._durations_fixed()
         self.done_s = np.zeros(at.NUM_STEP_COLUMNS)
         """Sum of all iterations' columns."""
@@ -138,9 +82,9 @@ class Iteration:
         self.durations_s[:, at.SOFTWARE] = self.setting.engine.software_overhead_s
         self.durations_s[:, at.HOP] = self.link.hop_s
 
-    def resume(self, now_s: float) -> None:
+    def resume(self) -> None:
         """The replica was idle until now: what was on its way has arrived."""
-        self.state.clock[:] = now_s, -1.0, -1.0, -1.0, -1.0
+        self.state.clock[:] = 0.0, -1.0, -1.0, -1.0, -1.0
         self.state.counts[: at.B_PART] = (self.row + 1) * len(self.selects)
         self.arriving[:] = 0.0
 
@@ -168,13 +112,13 @@ class Iteration:
     @property
     def transfers(self) -> bool:
         """Whether replicas share anything through the host link."""
-        return self.moves
+        return self.setting.policy.offloads
 
     def fill(self, batch: Batch) -> None:
         """Fills the current row of the window for `batch`, from the totals of the decoding requests."""
         self._fill_durations(batch)
         self._fill_attention(batch)
-        if self.moves:
+        if self.transfers:
             self._fill_transfers(batch)
 
     def _fill_durations(self, batch: Batch) -> None:
@@ -194,8 +138,7 @@ class Iteration:
         dur[at.DRAFT] = kernels.draft_s(decoding, blocks * policy.block_size_tokens)
         if policy.selector == "all":
             return
-        plan_s = kernels.plan_s(decoding, slots_per_head(policy)) if self.moves else 0.0
-        selection = kernels.score_s(decoding, blocks), kernels.topk_s(decoding, blocks), plan_s
+        selection = kernels.selection_s(decoding, blocks, slots_per_head(policy))
         if self.rules.on_demand:
             dur[at.SCORE : at.PLAN + 1] = selection
         if self.rules.lookahead_k:
@@ -228,8 +171,9 @@ class Iteration:
         scatter = (kernels.attention_t0_s.value, self.block_bytes / kernels.scatter_bytes_per_s.value)
         h2d_blocks = fill_transfers(
             self.row, self.rules.lookahead_k, self.full_layers, self.sums, self.decode.demand.gpus_alike,
-            float(self.block_bytes), self._fetch_link, self.link.staged, scatter, ops + chunk_ops, written_bytes, self._write_link, self.arriving, self.first_s,
-            self.prefetch_s, self.write_s, self.scatter_s, self.waits_for_slots,
+            float(self.block_bytes), self._fetch_link, self.link.staged, scatter, ops + chunk_ops, written_bytes,
+            self._write_link, self.arriving, self.first_s, self.prefetch_s, self.write_s, self.scatter_s,
+            self.waits_for_slots,
         )  # fmt: skip
         self.h2d_bytes += h2d_blocks * self.block_bytes
         self.d2h_bytes += written_bytes * len(self.full_layers) * model.tensor_parallel
@@ -242,9 +186,8 @@ class Iteration:
     def _move_window(self) -> None:
         """Keeps the rows that transfers, waits and scatters may still read, and moves them to the front."""
         layers, state = len(self.selects), self.state
-        kept_from = min(
-            int(state.counts[at.N_WRITTEN]) // layers, WINDOW_ROWS - self._ring
-        )  # fetches lag by less than the ring
+        # Fetches lag by less than the ring.
+        kept_from = min(int(state.counts[at.N_WRITTEN]) // layers, WINDOW_ROWS - self._ring)
         shift = kept_from // self._ring * self._ring  # plans are found by row modulo the ring
         for array in (
             self.durations_s, self.attention_s, self.scatter_s, self.first_s, self.prefetch_s, self.write_s,
@@ -253,6 +196,9 @@ class Iteration:
             array[: WINDOW_ROWS - shift] = array[shift:].copy()
         state.counts[: at.B_PART] -= shift * layers
         self.row -= shift
+        # A clock that starts again keeps its last digits over hours.
+        state.planned_at_s -= state.clock[at.NOW]
+        state.clock[at.NOW] = 0.0
 
     def _drain_write_backs(self) -> float:
         """Seconds that the replica waits because write-backs lag too far behind."""
@@ -280,82 +226,9 @@ class Iteration:
         return seconds
 
 
-def step_collectives_per_layer_s(hardware: HardwareSpec, model: ModelSpec, rows: int, batch_size: int) -> float:
-    """As in a closed batch, the collectives of a step are spread over its layers."""
-    return cost.step_collectives_s(hardware, model, rows, batch_size) / model.num_layers
-
-
 def mean_size(total: int | np.int64, count: int) -> int:
     """Mean length, rounded up: a kernel over requests of different lengths takes as long as over as many of the mean.
 
     Exact where its time is linear in the tokens; that split-K kernels balance lengths is an assumption elsewhere.
     """
     return -(-int(total) // count)
-
-
-Coefficients = tuple[float, float, float, int]
-
-
-def _coefficients(link: LinkCost) -> Coefficients:
-    """(t0, seconds per operation, seconds per byte, what an operation is: 0 none, 1 block, 2 run, 3 layer)."""
-    kinds = {"none": 0, "blocks": 1, "runs": 2, "layers": 3}
-    return link.t0_s, link.op_s, 1.0 / link.bytes_per_s, kinds[link.ops_are]
-
-
-@njit(cache=True)
-def transfer_s(link: Coefficients, blocks: float, runs: float, num_bytes: float) -> float:
-    """As `step_work.transfer_s`, for one layer."""
-    if blocks <= 0.0:
-        return 0.0
-    t0_s, op_s, byte_s, kind = link
-    operations = 0.0
-    if kind == 1:
-        operations = blocks
-    elif kind == 2:
-        operations = runs
-    elif kind == 3:
-        operations = 1.0
-    return t0_s + operations * op_s + num_bytes * byte_s
-
-
-@njit(cache=True)
-def fill_transfers(
-    t: int, lookahead_k: int, layers: NDArray[np.int64], sums: NDArray[np.int64], gpus_alike: NDArray[np.int64],
-    block_bytes: float, fetch_link: Coefficients, staged: bool, scatter: tuple[float, float], write_ops: float,
-    write_bytes: float, write_link: Coefficients, arriving: Float, first_s: Float, prefetch_s: Float, write_s: Float,
-    scatter_s: Float, waits_for_slots: NDArray[np.bool_],
-) -> float:  # fmt: skip
-    """Row t of the transfers from demand sums [D, NUM_COUNTS, full layers]; returns the blocks that all GPUs fetch.
-
-    GPUs run in lockstep: each layer waits for the GPU that transfers longest.
-    """
-    total = 0.0
-    written_s = transfer_s(write_link, write_ops, write_ops, write_bytes)
-    for index in range(layers.shape[0]):
-        layer = layers[index]
-        longest_first = longest_prefetch = most_landing = 0.0
-        waits = False
-        for gpu in range(sums.shape[0]):
-            fetched, runs = float(sums[gpu, FETCHED, index]), float(sums[gpu, RUNS, index])
-            urgent, urgent_runs = float(sums[gpu, URGENT, index]), float(sums[gpu, URGENT_RUNS, index])
-            repaired, repair_runs = float(sums[gpu, REPAIRED, index]), float(sums[gpu, REPAIR_RUNS, index])
-            total += gpus_alike[gpu] * (fetched + repaired)
-            landing = repaired
-            if lookahead_k == 0:
-                first = transfer_s(fetch_link, fetched, runs, fetched * block_bytes)
-                landing += fetched
-            else:
-                ahead, now = fetched - urgent, urgent + repaired
-                prefetch = transfer_s(fetch_link, ahead, runs - urgent_runs, ahead * block_bytes)
-                longest_prefetch = max(longest_prefetch, prefetch)
-                first = transfer_s(fetch_link, now, urgent_runs + repair_runs, now * block_bytes)
-                arriving[t, gpu, 0, index], arriving[t, gpu, 1, index] = ahead, urgent
-                if t >= lookahead_k:
-                    landing += arriving[t - lookahead_k, gpu, 0, index] + arriving[t - 1, gpu, 1, index]
-            longest_first, most_landing = max(longest_first, first), max(most_landing, landing)
-            waits = waits or fetched > sums[gpu, IN_SLACK, index]
-        first_s[t, layer], prefetch_s[t, layer], write_s[t, layer] = longest_first, longest_prefetch, written_s
-        if staged:
-            scatter_s[t, layer] = scatter[0] + most_landing * scatter[1] if most_landing > 0.0 else 0.0
-        waits_for_slots[t, layer] = waits
-    return total

@@ -12,10 +12,11 @@ import numpy as np
 
 from simulator import cost
 from simulator import step_layout as at
-from simulator.capacity import KV_BYTES_PER_ELEMENT, slots_per_head
+from simulator.capacity import slots_per_head
 from simulator.demand import Demand
 from simulator.links import LinkCost, fetch_cost, write_back_cost
-from simulator.serving.iteration import Setting
+from simulator.serving.kernel_times import Setting
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.step_layout import StepWork
 from simulator.step_work import rules_of, transfer_s
 
@@ -76,12 +77,7 @@ class ReferenceRun:
         blocks = int(np.ceil(sum(-(-r.kv_len // policy.block_size_tokens) for r in decoding) / batch))
         dur[at.DRAFT] = cost.draft_s(hardware, model, policy, batch, blocks * policy.block_size_tokens)
         if policy.selector != "all":
-            plans = policy.residency != "everything"
-            selection = (
-                cost.score_s(hardware, model, policy, batch, blocks),
-                cost.topk_s(hardware, model, policy, batch, blocks),
-                cost.plan_s(hardware, model, batch, slots_per_head(policy)) if plans else 0.0,
-            )
+            selection = cost.selection_s(hardware, model, policy, batch, blocks, slots_per_head(policy))
             if rules.on_demand:
                 dur[at.SCORE : at.PLAN + 1] = selection
             if rules.lookahead_k:
@@ -116,7 +112,7 @@ class ReferenceRun:
         model, policy = self.setting.model, self.setting.policy
         row = {name: np.zeros(model.num_layers) for name in ("first_s", "prefetch_s", "write_s", "scatter_s")}
         row["waits_for_slots"] = np.zeros(model.num_layers, np.bool_)
-        if policy.residency == "everything":
+        if not policy.offloads:
             return row
         full = list(model.full_attention_layers)
         self.ahead.append({})
@@ -140,7 +136,7 @@ class ReferenceRun:
 
         fetched, urgent, repaired = total("fetched"), total("urgent"), total("repaired")
         runs, urgent_runs, repair_runs = total("runs"), total("urgent_runs"), total("repair_runs")
-        seconds = {"waits_for_slots": fetched > total("in_slack")}
+        seconds: dict[str, np.ndarray] = {"waits_for_slots": fetched > total("in_slack")}
         if lookahead_k == 0:
             seconds["first_s"] = transfer_s(link, fetched, runs, block_bytes)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator import cost
+from simulator.capacity import slots_per_head
 from simulator.serving.batch_kernel import ATTENDED_TOKENS, BLOCKS, FETCHED, REPAIR_RUNS, REPAIRED, RUNS
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration, mean_size
@@ -39,10 +40,10 @@ class LinkDemand:
         blocks = mean_size(it.totals[BLOCKS], measured) or 1
         attended = mean_size(it.totals[ATTENDED_TOKENS], measured) or 1
         rows = num_decoding * (1 + cost.draft_rows(policy))
-        layer_s = kernels.qkv_s(rows) + kernels.attention_s(num_decoding, attended) + kernels.ffn_s(rows)
+        layer_s: float = kernels.qkv_s(rows) + kernels.attention_s(num_decoding, attended) + kernels.ffn_s(rows)
         layer_s += kernels.allreduce_s(rows) + kernels.collectives_s(rows, num_decoding)
         if it.rules.on_demand:
-            layer_s += kernels.score_s(num_decoding, blocks) + kernels.topk_s(num_decoding, blocks)
-        once_s = kernels.sampling_s(num_decoding) + kernels.lm_head_s(num_decoding)
+            layer_s += sum(kernels.selection_s(num_decoding, blocks, slots_per_head(policy)))
+        once_s: float = kernels.sampling_s(num_decoding) + kernels.lm_head_s(num_decoding)
         once_s += kernels.draft_s(num_decoding, blocks * policy.block_size_tokens)
         return it.setting.engine.software_overhead_s + once_s + model.num_layers * layer_s

@@ -29,7 +29,7 @@ class BatchTimes(Protocol):
         """Whether iterations use links that replicas share."""
         ...
 
-    def resume(self, now_s: float) -> None: ...
+    def resume(self) -> None: ...
 
     def run(self, batch: Batch, link_share: float) -> float: ...
 
@@ -61,7 +61,7 @@ class Replica:
                 self.links.end(self.number)
                 self._arrived = self.env.event()
                 yield self._arrived
-                self.times.resume(self.env.now)
+                self.times.resume()
                 continue
             for chunk in batch.chunks:
                 if chunk.request.started_s is None:

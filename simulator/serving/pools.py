@@ -8,11 +8,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.capacity import KV_BYTES_PER_ELEMENT, activations_bytes, request_bytes, weights_bytes
+from simulator.capacity import activations_bytes, request_bytes, weights_bytes
 from simulator.specs.experiment import EngineSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
 from traces.errors import CapacityError
 
 Int64 = NDArray[np.int64]
@@ -26,6 +26,7 @@ class Pool(IntEnum):
     SPARSE_KV = 1
     """K + slack slots and the open block."""
     COMPRESSED_KEYS = 2
+    """Or what else the selection keeps of a request."""
     DRAFT_KV = 3
     LOGITS = 4
     HOST_KV = 5
@@ -43,10 +44,12 @@ class RequestPools:
     swapped: Int64
     """What stays after a swap: everything that is not in HBM anyway moves to the host."""
     swap_out: Int64
-    """[max blocks + 1] bytes that a swap moves to the host: all of HBM's KV, but not where the host has it."""
+    """[max blocks + 1] bytes that a swap moves to the host: what HBM holds and the host does not."""
     swap_in: Int64
     """[max blocks + 1] bytes back."""
     block_size_tokens: int
+    max_tokens: int
+    """Longest prompt and output."""
 
     def num_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
@@ -70,10 +73,10 @@ def request_pools(model: ModelSpec, policy: PolicySpec, max_tokens: int) -> Requ
         prefill[blocks, Pool.FULL_KV] = model.kv_bytes(blocks * size, element)
     kv = (Pool.FULL_KV, Pool.SPARSE_KV, Pool.COMPRESSED_KEYS, Pool.DRAFT_KV)
     swap_in = decode[:, kv].sum(axis=1)
-    swap_out = swap_in - decode[:, Pool.SPARSE_KV]
+    swap_out = swap_in - decode[:, Pool.SPARSE_KV] if policy.offloads else swap_in
     swapped = np.zeros_like(decode)
     swapped[:, Pool.HOST_KV] = decode[:, Pool.HOST_KV] + swap_out
-    return RequestPools(decode, prefill, swapped, swap_out, swap_in, size)
+    return RequestPools(decode, prefill, swapped, swap_out, swap_in, size, max_tokens)
 
 
 class Pools:
@@ -105,7 +108,8 @@ class Pools:
         np.maximum(self.peak, self.used, out=self.peak)
         self.hbm_peak_bytes = max(self.hbm_peak_bytes, self.hbm_used_bytes)
         self.host_peak_bytes = max(self.host_peak_bytes, self.host_used_bytes)
-        assert self.hbm_peak_bytes <= self.hbm_bytes and self.host_peak_bytes <= self.host_bytes, "a pool overflowed"
+        assert self.hbm_peak_bytes <= self.hbm_bytes, "HBM overflowed"
+        assert self.host_peak_bytes <= self.host_bytes, "host memory overflowed"
 
 
 def static_bytes(model: ModelSpec, policy: PolicySpec, max_num_batched_tokens: int) -> int:

@@ -121,7 +121,9 @@ class RequestLog:
 
     def finish(self, request: RequestState) -> None:
         started, first, finished = request.started_s, request.first_token_s, request.finished_s
-        assert started is not None and first is not None and finished is not None, "finished without having run"
+        assert started is not None
+        assert first is not None
+        assert finished is not None
         times: dict[str, float | None] = {
             "queue_s": started - request.arrival_s,
             "ttft_s": first - request.arrival_s,

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import simpy
 
 from simulator.engine_rates import engine_rates
@@ -18,7 +17,8 @@ from simulator.parallel import rank_mappings
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
-from simulator.serving.iteration import Iteration, Setting
+from simulator.serving.iteration import Iteration
+from simulator.serving.kernel_times import Setting
 from simulator.serving.link_demand import LinkDemand
 from simulator.serving.loop import Replica, serve_all
 from simulator.serving.pools import make_pools, request_pools, static_bytes
@@ -63,8 +63,8 @@ def serve(
     tensor_parallel = point.spec.placement.tensor_parallel
     row |= summarise(Run(log, replicas, builder.iterations, builder.demand, builder.static_bytes, tensor_parallel))
     if not log.num_finished:
-        error = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
-        return row | {"status": "does_not_fit", "error": error, "bound": "capacity"}
+        reason = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
+        return row | {"status": "does_not_fit", "error": reason, "bound": "capacity"}
     return row | {"status": "ok"}
 
 
@@ -107,7 +107,7 @@ class ReplicaBuilder:
 
     def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
         limit = self.serving.link_limit
-        if limit is None or not iteration.moves:
+        if limit is None or not iteration.transfers:
             return []
         shares = self.topology.shares(list(range(self.point.num_gpus)), self._link_bytes_per_s)
         return [LinkDemand(iteration, self.demand, limit, min(shares.values())).has_room]

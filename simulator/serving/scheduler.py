@@ -71,9 +71,9 @@ class Scheduler:
 
     def can_ever_fit(self, request: RequestState) -> bool:
         """Whether an empty replica could serve it to its end."""
-        last = self.tables.num_blocks(request.prompt_tokens + request.output_tokens - 1)
-        if last >= len(self.tables.decode):
+        if request.prompt_tokens + request.output_tokens > self.tables.max_tokens:
             return False
+        last = self.tables.num_blocks(request.prompt_tokens + request.output_tokens - 1)
         # A preempted request may have to prefill all but its last token again.
         pools = self.pools
         return all(
@@ -160,7 +160,8 @@ class Scheduler:
         Returns bytes swapped out, None where nobody had to go.
         """
         out_bytes = None
-        self.decode.growth(self.tables.decode, self._growth)
+        if not self.decode.growth(self.tables.decode, self._growth):
+            return None
         while not self.pools.fits(self._growth):
             host_is_short = self.pools.host_used_bytes + self._growth[Pool.HOST_KV] > self.pools.host_bytes
             if not (host_is_short and self._drop_swapped()):

@@ -122,14 +122,13 @@ def pool_peaks(run: Run) -> Row:
 
 
 def demand_metrics(run: Run) -> Row:
-    """Content metrics as means over decode steps: drawn demand rows, and steps in which everything fitted the budget."""
+    """Content metrics as means over decode steps: those that drew demand rows, and those that had all they needed."""
     names = ("hit_rate", "overlap", "recall", "recall_upper", "churn")
     decode_steps = run.log.sum_decoding
     if not run.demand.groups:
         return {**dict.fromkeys(names), "recall": 1.0, "recall_upper": 1.0}
     if not decode_steps:
         return dict.fromkeys(names)
-    moves = run.iterations[0].moves
     sums = dict.fromkeys(names, 0.0)
     for index, group in enumerate(run.demand.groups):
         uses = run.demand.row_uses[run.demand.starts[index] : run.demand.starts[index + 1]]
@@ -147,7 +146,7 @@ def demand_metrics(run: Run) -> Row:
                 sums[name] += float(uses @ per_step)
     resident = decode_steps - int(run.demand.row_uses.sum())
     means: Row = {name: (total + resident * (name != "churn")) / decode_steps for name, total in sums.items()}
-    return means if moves else {**means, "overlap": None, "churn": None}
+    return means if run.iterations[0].transfers else {**means, "overlap": None, "churn": None}
 
 
 def first_refused(log: RequestLog) -> str | None:
@@ -170,7 +169,9 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
         f"GPUs busy {row['gpu_utilization']:.0%} of the run, mean batch {row['batch_mean']:.1f}, host link busy "
         f"{row['link_utilization']:.0%}, exposed {exposed:.0%} of an iteration"
     )
-    if row["link_utilization"] >= SATURATED * row["gpu_utilization"] > 0 or exposed >= max(1 - exposed - software, software):
+    if row["link_utilization"] >= SATURATED * row["gpu_utilization"] > 0 or exposed >= max(
+        1 - exposed - software, software
+    ):
         return "h2d", detail
     if software >= 1 - exposed - software:
         return "software", detail

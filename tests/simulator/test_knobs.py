@@ -23,6 +23,16 @@ UNCAPPED = {"policy.fetch_cap": 1.0}
 ON_DEMAND = {"system": "retrieval"}
 H2O, STREAMING, SCISSORHANDS = ({"system": name} for name in ("h2o", "streamingllm", "scissorhands"))
 IN_HBM = {"system": "quest", "policy.kv_budget_tokens": 512}
+REQUESTS = {
+    "model": "Qwen3-0.6B",
+    "serving.num_requests": 24,
+    "serving.prompt_tokens": 1500,
+    "serving.output_tokens": 12,
+    "serving.rate_per_s": 20.0,
+}
+POISSON = {**REQUESTS, "serving.arrivals": "poisson"}
+VARIED = {key: value for key, value in REQUESTS.items() if key != "serving.prompt_tokens"}
+FULL_HBM = {**REQUESTS, "system": "dense", "engine.hbm_utilization": 0.04, "serving.output_tokens": 900}
 
 # field: (what else is set, value, other value, metric, whether the other value makes it larger; None where the
 # direction depends on the trace)
@@ -62,6 +72,46 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
         True,
     ),
     "workload.output_tokens": ({}, 64, 512, "hbm_bytes_peak", True),
+    "serving.num_requests": (REQUESTS, 8, 32, "duration_s", True),
+    "serving.lengths": (
+        {"model": "Qwen3-0.6B", "system": "dense", "serving.num_requests": 1},
+        "reasoning",
+        "reasoning-long",
+        "e2e_p50_s",
+        True,
+    ),
+    "serving.prompt_tokens": (REQUESTS, 500, 1500, "ttft_p50_s", True),
+    "serving.output_tokens": (REQUESTS, 12, 40, "e2e_p50_s", True),
+    "serving.arrivals": (REQUESTS, "poisson", "closed", "queue_mean_s", True),
+    "serving.rate_per_s": (POISSON, 5.0, 50.0, "throughput_tokens_per_s", True),
+    "serving.burstiness_cv": ({**POISSON, "serving.arrivals": "gamma"}, 1.0, 4.0, "queue_p99_s", True),
+    "serving.scheduler": (
+        {**VARIED, "serving.max_num_seqs": 1},
+        "shortest-remaining-first",
+        "fcfs",
+        "queue_mean_s",
+        True,
+    ),
+    "serving.max_num_seqs": (REQUESTS, 16, 1, "queue_mean_s", True),
+    "serving.max_num_batched_tokens": (REQUESTS, 4096, 512, "num_iterations", True),
+    "serving.max_model_len": (VARIED, 100, 4096, "num_finished", True),
+    "serving.preemption": (FULL_HBM, "recompute", "swap", "swapped_bytes", True),
+    "serving.link_limit": ({**REQUESTS, **UNCAPPED, "system": "retrieval"}, 1.0, 0.01, "queue_mean_s", True),
+    "serving.router": (
+        {
+            **VARIED,
+            "serving.arrivals": "poisson",
+            "serving.max_num_seqs": 1,
+            "serving.rate_per_s": 200.0,
+            "placement.num_gpus": 2,
+        },
+        "round-robin",
+        "least-loaded",
+        "queue_mean_s",
+        None,
+    ),
+    "serving.slo_ttft_s": (REQUESTS, 0.05, 10.0, "slo_attainment", True),
+    "serving.slo_tpot_s": (REQUESTS, 0.0001, 10.0, "slo_attainment", True),
     "placement.host_numa": (UNCAPPED, "local", "far", "exposed_transfer_s", True),
     "placement.num_gpus": (UNCAPPED, 1, 8, "throughput_tokens_per_s", True),
     "placement.tensor_parallel": ({}, 4, 1, "tpot_mean_s", True),
@@ -81,6 +131,8 @@ EXEMPT = {
     "seed": "random numbers; its effect is tested in test_points",
     "trace": "input file",
     "mapping.rule": "names a mapping or refuses it; tested below and in test_mapping",
+    "serving.requests": "input file; tested in serving/test_requests",
+    "serving.stamped_batches": "about an input file; tested in serving/test_requests",
     "objective.maximize": "chooses among points; tested in test_objective",
     "objective.min_recall": "chooses among points; tested in test_objective",
 }

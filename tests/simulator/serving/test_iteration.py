@@ -13,8 +13,9 @@ from simulator.replay import replay_by_gpu
 from simulator.serving import iteration as iterations
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
-from simulator.serving.iteration import Iteration, Setting
+from simulator.serving.iteration import Iteration
 from simulator.serving.iteration_reference import Decoding, ReferenceRun
+from simulator.serving.kernel_times import Setting
 from simulator.serving.request_state import RequestState
 from simulator.serving.work import Batch, Chunk
 from simulator.specs.experiment import EngineSpec, MappingSpec, PlacementSpec
@@ -29,6 +30,7 @@ BUDGET = {"kv_budget_tokens": 512}
 SYSTEMS = {
     "dense": ("dense", {}),
     "quest": ("quest", BUDGET),
+    "streamingllm": ("streamingllm", BUDGET),
     "retrieval": ("retrieval", BUDGET),
     "retrieval-per-block": ("retrieval", {**BUDGET, "transport": "ce-per-block"}),
     "oasiskv": ("oasiskv", BUDGET),

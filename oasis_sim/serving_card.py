@@ -1,0 +1,120 @@
+"""What `oasis-sim run` and `sweep` print about serving runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from oasis_sim.explain import Row, binding, label, settings, value
+from oasis_sim.output import console, gigabytes, milliseconds, number, share
+from oasis_sim.run_card import breakdown_table, trace_line
+from simulator.objective import swept_parameters
+from simulator.specs.experiment import ExperimentSpec
+
+SHOWN_PARAMETERS = [
+    "placement.tensor_parallel",
+    "placement.num_gpus",
+    "policy.kv_budget_tokens",
+    "policy.block_size_tokens",
+    "policy.fetch_cap",
+    "policy.lookahead_k",
+]
+LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end to end", "queue": "queue"}
+NEVER_COLUMNS = {"system", "mapping", "trace_group"}
+
+
+def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
+    """One serving run for a person: who was served how fast, what binds, what it occupies."""
+    out = console()
+    serving = point.serving
+    assert serving is not None, "not a serving run"
+    out.print(f"[bold]{row['system']}[/bold] · {row['model']} · {row['hardware']} · {trace_line(row)}")
+    out.print(settings(row, SHOWN_PARAMETERS), style="dim")
+    out.print(
+        f"{source(point)}, {serving.scheduler}, {serving.max_num_batched_tokens:,} tokens an iteration", style="dim"
+    )
+    out.print()
+    out.print(
+        f"[bold green]{number(row['throughput_tokens_per_s'], 'tokens/s')}[/bold green], "
+        f"{number(row['requests_per_s'], 'requests/s')} over {number(row['duration_s'], 's')}; within "
+        f"{serving.slo_ttft_s:g} s to the first token and {serving.slo_tpot_s * 1e3:g} ms per token: "
+        f"{share(row['slo_attainment'])}, goodput {number(row['goodput_requests_per_s'], 'requests/s')}",
+        soft_wrap=True,
+    )
+    out.print()
+    out.print(latency_table(row))
+    out.print()
+    out.print(f"  {binding(row)}", soft_wrap=True)
+    out.print(
+        f"  batch {number(row['batch_mean'])} on average, {number(row['batch_peak'])} at most; in the system "
+        f"{number(row['in_system_mean'])}; {number(row['num_iterations'])} iterations of "
+        f"{milliseconds(row['iteration_mean_s'])}"
+    )
+    out.print(
+        f"  HBM {gigabytes(row['hbm_bytes_peak'])} a GPU at most (KV pool {share(row['kv_pool_utilization_peak'])} "
+        f"full), host {gigabytes(row['host_bytes_peak'])}; {number(row['num_preemptions'])} preemptions, "
+        f"{number(row['recomputed_tokens'])} tokens prefilled again",
+        soft_wrap=True,
+    )
+    if row["num_refused"]:
+        out.print(
+            f"  [yellow]{number(row['num_refused'])} requests can never fit and were refused[/yellow], "
+            f"the first: {row['first_refused']}"
+        )
+    out.print()
+    out.print("Where an iteration's time goes:")
+    out.print(breakdown_table({**row, "tpot_mean_s": row["iteration_mean_s"]}))
+    again = "oasis-sim sweep FILE --set serving.rate_per_s=1,2,4"
+    out.print(f"written to {shlex.quote(str(folder))} (requests.parquet: every request); next: [bold]{again}[/bold]")
+
+
+def source(point: ExperimentSpec, swept: Sequence[str] = ()) -> str:
+    """Where the requests come from, in words, without what a sweep varies."""
+    serving = point.serving
+    assert serving is not None, "not a serving run"
+    what = Path(serving.requests).name if serving.requests is not None else f"{serving.lengths} lengths"
+    rate = f" at {serving.rate_per_s:g}/s" if serving.rate_per_s and "serving.rate_per_s" not in swept else ""
+    return f"requests of {what}, arrivals {serving.arrival_process}{rate}"
+
+
+def latency_table(row: Row) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("  latency", "mean", "p50", "p90", "p99"):
+        table.add_column(title, justify="left" if title.strip() == "latency" else "right")
+    for name, title in LATENCIES.items():
+        table.add_row(f"  {title}", *(seconds(row[f"{name}_{column}_s"]) for column in ("mean", "p50", "p90", "p99")))
+    return table
+
+
+def seconds(value_s: float | None) -> str:
+    return milliseconds(value_s) if value_s is None or value_s < 1.0 else f"{value_s:,.2f} s"
+
+
+def serving_table(rows: Sequence[Row]) -> Table:
+    """One line per point of a sweep: what differs, and the figures that a service is judged by."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    swept = [name for name in swept_parameters(rows) if name not in NEVER_COLUMNS]
+    table.add_column("system")
+    for name in swept:
+        table.add_column(label(name), justify="right")
+    for title in ("tokens/s", "in SLO", "TTFT p50", "p99", "TPOT p50", "p99", "batch", "preempt."):
+        table.add_column(title, justify="right")
+    for row in rows:
+        parameters = [value(row, name) for name in swept]
+        if row["status"] != "ok":
+            table.add_row(row["system"], *parameters, row["status"], style="dim")
+            continue
+        table.add_row(
+            row["system"],
+            *parameters,
+            number(row["throughput_tokens_per_s"]),
+            share(row["slo_attainment"]),
+            *(seconds(row[name]) for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s")),
+            number(row["batch_mean"]),
+            number(row["num_preemptions"]),
+        )
+    return table
