@@ -94,12 +94,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
         )
     policy = resolve_policy(experiment.system, overrides, context_tokens)
     ignored = _ignored(experiment, policy)
-    if policy.selector == "all":
-        mapping = _dense_mapping(model, group, policy)
-    else:
-        mapping = resolve_mapping(model, group, policy.block_size_tokens, experiment.mapping)
-        _require_rankings(group, policy)
-    resolve_settings(*steps_of(group, policy))
+    mapping = _replayable(experiment, model, group, policy)
     numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
     shard(model, experiment.placement.tensor_parallel)
     num_gpus = gpus_in_use(hardware, experiment.placement)
@@ -217,9 +212,7 @@ def serving_groups(point: ResolvedExperiment) -> list[tuple[TraceGroup, TraceMap
     for name in point.trace.group_names:
         group = point.trace.group(name)
         try:
-            mapping = resolve_mapping(point.model, group, point.policy.block_size_tokens, point.spec.mapping)
-            _require_rankings(group, point.policy)
-            resolve_settings(group, point.policy)
+            mapping = _replayable(point.spec, point.model, group, point.policy)
         except InputError:
             continue
         serving.append((group, mapping))
@@ -265,6 +258,17 @@ def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
         f"workload.context_tokens {wanted}: trace {experiment.trace!r} has no request of that context; it has {has} "
         f"(a trace of another context: oasis-sim trace synth --from {experiment.trace} --context {wanted} --out FOLDER)"
     )
+
+
+def _replayable(experiment: ExperimentSpec, model: ModelSpec, group: TraceGroup, policy: PolicySpec) -> TraceMapping:
+    """How the group's heads serve the model's. Raises InputError where the policy cannot be replayed on the group."""
+    if policy.selector == "all":
+        mapping = _dense_mapping(model, group, policy)
+    else:
+        mapping = resolve_mapping(model, group, policy.block_size_tokens, experiment.mapping)
+        _require_rankings(group, policy)
+    resolve_settings(*steps_of(group, policy))
+    return mapping
 
 
 def _dense_mapping(model: ModelSpec, group: TraceGroup, policy: PolicySpec) -> TraceMapping:

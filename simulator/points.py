@@ -185,7 +185,8 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     workload = point.spec.workload.model_copy(update={"output_tokens": num_steps})
     point = replace(point, spec=point.spec.model_copy(update={"workload": workload}))
     runs = run_works(point, demands_by_gpu(point))
-    share = SharedLinks(HostTopology(point.hardware, point.num_gpus, point.spec.placement), runs).begin_all()[0]
+    topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement)
+    share = SharedLinks.of_runs(topology, runs).begin_all()[0]
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 

@@ -42,7 +42,7 @@ def shared_link_error(point: ResolvedExperiment) -> SharedLinkError:
     runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
     topology = HostTopology(point.hardware, len(runs), point.spec.placement)
-    links = SharedLinks(topology, runs)
+    links = SharedLinks.of_runs(topology, runs)
     fast = play(runs, rates, topology)
     slow = play_host([(run.rules, run.work) for run in runs], rates, topology, links.solo)
     return SharedLinkError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import simpy
@@ -56,13 +57,23 @@ class TimelineResult:
 class SharedLinks:
     """Which replicas transfer now, and so each one's share of the host's links."""
 
-    def __init__(self, topology: HostTopology, runs: Sequence[RunWork]) -> None:
-        self.topology, self.num_replicas = topology, len(runs)
-        self.solo = Solo(max(run.solo.link for run in runs), max(run.solo.remote for run in runs))
-        self.uses_link = [bool(run.h2d_bytes.any()) for run in runs]
-        self.uses_remote = [bool(run.remote_read_bytes.any()) for run in runs]
+    def __init__(
+        self, topology: HostTopology, solo: Solo, uses_link: Sequence[bool], uses_remote: Sequence[bool]
+    ) -> None:
+        """`solo`: what a GPU's transfers draw alone. `uses_link`, `uses_remote` [replicas]: who transfers at all."""
+        self.topology, self.num_replicas, self.solo = topology, len(uses_link), solo
+        self.uses_link, self.uses_remote = uses_link, uses_remote
         self.transferring: set[int] = set()
         self.share: dict[int, Share] = {}
+
+    @classmethod
+    def of_runs(cls, topology: HostTopology, runs: Sequence[RunWork]) -> Self:
+        return cls(
+            topology,
+            Solo(max(run.solo.link for run in runs), max(run.solo.remote for run in runs)),
+            [bool(run.h2d_bytes.any()) for run in runs],
+            [bool(run.remote_read_bytes.any()) for run in runs],
+        )
 
     @property
     def are_shared(self) -> bool:
@@ -137,7 +148,7 @@ def play(runs: Sequence[RunWork], rates: NDArray[np.float64], topology: HostTopo
     num_steps = runs[0].work.durations_s.shape[0]
     result = TimelineResult(np.zeros((len(runs), num_steps, NUM_STEP_COLUMNS)))
     env = simpy.Environment()
-    links = SharedLinks(topology, runs)
+    links = SharedLinks.of_runs(topology, runs)
     for replica, run in enumerate(runs):
         env.process(decode(env, replica, run, rates, links, result))
     env.run()

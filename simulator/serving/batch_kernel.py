@@ -39,12 +39,13 @@ def hold(n: int, kv_len: Int64, held_blocks: Int64, block_size: int) -> None:
 
 @njit(cache=True)
 def measure(
-    n: int, kv_len: Int64, row: Int64, block_size: int, num_kept: int, window: int, demand: Int32, row_uses: Int64,
-    totals: Int64, sums: Int64,
+    n: int, kv_len: Int64, row: Int64, block_size: int, num_kept: int, window: int, demand: Int32, gained: Int64,
+    row_uses: Int64, totals: Int64, sums: Int64,
 ) -> None:  # fmt: skip
     """totals [NUM_TOTALS] and demand sums [D, NUM_COUNTS, L] of a step; counts the use of each demand row.
 
     `num_kept` 0: all tokens are attended. A request of at most K blocks has all of them and fetches nothing.
+    `gained` [rows]: tokens that a step adds.
     """
     totals[:] = 0
     sums[:] = 0
@@ -59,8 +60,7 @@ def measure(
         totals[BLOCKS] += blocks
         totals[ATTENDED_TOKENS] += attended
         totals[WINDOW_TOKENS] += min(tokens, window)
-        if tokens % block_size == 0:
-            totals[FILLED_BLOCKS] += 1
+        totals[FILLED_BLOCKS] += (tokens - 1 + gained[row[i]]) // block_size - (tokens - 1) // block_size
         if num_kept > 0 and blocks > num_kept:
             totals[NUM_FETCHING] += 1
             at = row[i]
@@ -73,16 +73,17 @@ def measure(
 
 @njit(cache=True)
 def advance(
-    n: int, kv_len: Int64, left: Int64, row: Int64, row_start: Int64, row_stop: Int64, finished: Int64
+    n: int, kv_len: Int64, left: Int64, row: Int64, row_start: Int64, row_stop: Int64, tokens: Int64, finished: Int64
 ) -> int:  # fmt: skip
-    """One token more of each request; indices of those with none left go to `finished`, and their number is returned.
+    """`tokens` [rows] more of each request; indices of those with none left go to `finished`, their number returned.
 
     `row` moves to the next row of demand and wraps from `row_stop` to `row_start`.
     """
     num_finished = 0
     for i in range(n):
-        kv_len[i] += 1
-        left[i] -= 1
+        gained = min(tokens[row[i]], left[i])
+        kv_len[i] += gained
+        left[i] -= gained
         row[i] += 1
         if row[i] == row_stop[i]:
             row[i] = row_start[i]

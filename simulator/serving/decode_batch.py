@@ -49,7 +49,9 @@ class DecodeBatch:
     def growth(self, table: Int64, out: Int64) -> bool:
         """out [pools]: bytes that the next iteration needs beyond what is held; False: none."""
         columns = self._columns
-        grows: bool = batch_kernel.growth(len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out)
+        grows: bool = batch_kernel.growth(
+            len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out
+        )
         return grows
 
     def hold(self) -> None:
@@ -60,14 +62,21 @@ class DecodeBatch:
         """What the next iteration reads and fetches: `batch_kernel.measure`."""
         batch_kernel.measure(
             len(self), self._columns[KV_LEN], self._columns[ROW], self.block_size_tokens, self.demand.num_kept,
-            window_tokens, self.demand.counts, self.demand.row_uses, totals, sums,
+            window_tokens, self.demand.counts, self.demand.gained_tokens, self.demand.row_uses, totals, sums,
         )  # fmt: skip
 
     def advance(self) -> list[tuple[RequestState, int]]:
         """One token more of each; requests that have all theirs leave, each with the blocks it held."""
         columns, n = self._columns, len(self)
         num_finished = batch_kernel.advance(
-            n, columns[KV_LEN], columns[LEFT], columns[ROW], columns[ROW_START], columns[ROW_STOP], self._finished
+            n,
+            columns[KV_LEN],
+            columns[LEFT],
+            columns[ROW],
+            columns[ROW_START],
+            columns[ROW_STOP],
+            self.demand.gained_tokens,
+            self._finished,
         )
         if not num_finished:
             return []

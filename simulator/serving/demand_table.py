@@ -33,9 +33,10 @@ class DemandTable:
     That blocks change at another context as they do in the trace is an assumption.
     """
 
-    def __init__(self, groups: Sequence[Group], num_layers: int, seed: int) -> None:
+    def __init__(self, groups: Sequence[Group], num_layers: int, seed: int, attends_all: bool = False) -> None:
+        """`attends_all`: dense attention, which has groups only for what its verified drafts gain."""
         self.groups, self.seed = tuple(groups), seed
-        self.num_kept = groups[0].demands[0].num_kept if groups else 0
+        self.num_kept = groups[0].demands[0].num_kept if groups and not attends_all else 0
         """K, blocks per KV head that attention reads besides the open block; 0: all of them (dense attention)."""
         gpus = _distinct_gpus(groups[0].demands) if groups else {0: 1}
         self.gpus_alike: NDArray[np.int64] = np.array(list(gpus.values()), np.int64)
@@ -44,6 +45,9 @@ class DemandTable:
         empty = np.zeros((1, len(gpus), NUM_COUNTS, num_layers), np.int32)
         self.counts: NDArray[np.int32] = np.concatenate(rows) if rows else empty
         """[rows, D, NUM_COUNTS, full-attention layers], summed over a GPU's KV heads."""
+        gained = [_steady(group.demands[0], group.demands[0].tokens_by_row()) for group in groups]
+        self.gained_tokens: NDArray[np.int64] = np.concatenate(gained or [np.ones(1, np.int32)]).astype(np.int64)
+        """[rows]: tokens that a step adds: 1, or with verified drafts 1 + accepted."""
         self.starts = np.cumsum([0, *(len(part) for part in rows)])
         self.row_uses: NDArray[np.int64] = np.zeros(len(self.counts), np.int64)
         """[rows]: steps of requests that drew each row, for means."""
@@ -73,6 +77,9 @@ def _distinct_gpus(demands: Sequence[Demand]) -> dict[int, int]:
 
 def _rows(demands: Sequence[Demand]) -> NDArray[np.int32]:
     """[steady rows, GPUs, NUM_COUNTS, layers]."""
-    steady = slice(demands[0].steady_start, demands[0].steady_stop)
-    per_gpu = [np.stack([getattr(demand, name)[steady] for name in COUNTS], axis=1) for demand in demands]
+    per_gpu = [np.stack([_steady(demand, getattr(demand, name)) for name in COUNTS], axis=1) for demand in demands]
     return np.ascontiguousarray(np.stack(per_gpu, axis=1))
+
+
+def _steady(demand: Demand, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    return rows[demand.steady_start : demand.steady_stop]

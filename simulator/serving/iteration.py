@@ -29,6 +29,7 @@ from simulator.serving.work import Batch
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.step_kernel import run_step
 from simulator.step_work import rules_of
+from simulator.topology import Share
 
 Float = NDArray[np.float64]
 WINDOW_ROWS = 96
@@ -53,6 +54,7 @@ class Iteration:
         self.full_layers = np.array(model.full_attention_layers)
         self.window_tokens = model.sliding_window or 0
         layers, ring = model.num_layers, self.rules.lookahead_k + 3
+        self.remote_first_s = self.remote_prefetch_s = np.zeros((WINDOW_ROWS, layers))
         self._ring = ring
         self.durations_s = np.zeros((WINDOW_ROWS, at.NUM_DURATIONS))
         self.attention_s, self.scatter_s, self.first_s, self.prefetch_s, self.write_s = (
@@ -67,6 +69,7 @@ class Iteration:
             self.selects[self.full_layers] = True
         self.steps_s = np.zeros((WINDOW_ROWS, at.NUM_STEP_COLUMNS))
         self.state = at.new_state(layers, ring)
+        self._queues = np.arange(len(self.state.counts)) != at.B_PART
         self.row = -1
         self.totals: NDArray[np.int64] = np.zeros(NUM_TOTALS, np.int64)
         self.sums: NDArray[np.int64] = np.zeros((num_distinct, NUM_COUNTS, len(self.full_layers)), np.int64)
@@ -84,24 +87,26 @@ class Iteration:
 
     def resume(self) -> None:
         """The replica was idle until now: what was on its way has arrived."""
-        self.state.clock[:] = 0.0, -1.0, -1.0, -1.0, -1.0
-        self.state.counts[: at.B_PART] = (self.row + 1) * len(self.selects)
+        self.state.clock[:] = -1.0
+        self.state.clock[at.NOW] = 0.0
+        self.state.counts[self._queues] = (self.row + 1) * len(self.selects)
         self.arriving[:] = 0.0
 
-    def run(self, batch: Batch, link_share: float) -> float:
-        """Seconds of the iteration that starts now; `link_share` in (0, 1] scales H2D."""
+    def run(self, batch: Batch, share: Share) -> float:
+        """Seconds of the iteration that starts now, with its shares of the links."""
         self._next_row()
         self.decode.measure(self.window_tokens, self.totals, self.sums)
         self.measured_decoding = batch.num_decoding
         self.fill(batch)
         t = self.row
         self.steps_s[t] = 0.0
-        waited_s = self._drain_write_backs() + self._swap(batch, link_share)
+        waited_s = self._drain_write_backs() + self._swap(batch, share.link)
         rules, state = self.rules, self.state
         step_s: float = run_step(
-            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, link_share, self.durations_s,
-            self.attention_s, self.scatter_s, self.selects, self.first_s, self.prefetch_s, self.write_s,
-            self.waits_for_slots, state.counts, state.clock, state.planned_at_s, self._rates, self.steps_s,
+            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
+            *share, self.durations_s, self.attention_s, self.scatter_s, self.selects, self.first_s, self.prefetch_s,
+            self.write_s, self.waits_for_slots, self.remote_first_s, self.remote_prefetch_s, state.counts, state.clock,
+            state.planned_at_s, self._rates, self.steps_s,
         )  # fmt: skip
         self.done_s += self.steps_s[t]
         self.done_s[at.T_OTHER] += waited_s
@@ -123,8 +128,8 @@ class Iteration:
 
     def _fill_durations(self, batch: Batch) -> None:
         kernels, policy, dur = self.kernels, self.setting.policy, self.durations_s[self.row]
-        decoding, sampled = batch.num_decoding, batch.num_sampled
-        rows = decoding * (1 + cost.draft_rows(policy)) + batch.prefill_tokens
+        decoding, rows = batch.num_decoding, batch.num_decoding * (1 + cost.draft_rows(policy)) + batch.prefill_tokens
+        sampled = decoding * cost.logit_rows(policy) + batch.num_ended_prompts
         dur[at.QKV] = kernels.qkv_s(rows)
         dur[at.FFN] = kernels.ffn_s(rows)
         dur[at.ALLREDUCE] = kernels.allreduce_s(rows) + kernels.collectives_s(rows, sampled)
@@ -194,7 +199,7 @@ class Iteration:
             self.waits_for_slots, self.arriving,
         ):  # fmt: skip
             array[: WINDOW_ROWS - shift] = array[shift:].copy()
-        state.counts[: at.B_PART] -= shift * layers
+        state.counts[self._queues] -= shift * layers
         self.row -= shift
         # A clock that starts again keeps its last digits over hours.
         state.planned_at_s -= state.clock[at.NOW]
@@ -205,10 +210,10 @@ class Iteration:
         layers, state, waited_s = len(self.selects), self.state, 0.0
         while self.row - int(state.counts[at.N_WRITTEN]) // layers > MAX_WRITE_LAG:
             done = int(state.counts[at.N_WRITTEN])
-            left_s = state.clock[at.R_WRITE]
+            left_s = state.clock[at.LEFT_WRITE]
             waited_s += self.write_s[done // layers, done % layers] if left_s < 0 else left_s
             state.counts[at.N_WRITTEN] += 1
-            state.clock[at.R_WRITE] = -1.0
+            state.clock[at.LEFT_WRITE] = -1.0
         state.clock[at.NOW] += waited_s
         return waited_s
 

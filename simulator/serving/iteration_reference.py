@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator import cost
+from simulator import cost, draft_heads
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
 from simulator.demand import Demand
@@ -55,13 +55,20 @@ class ReferenceRun:
         selects = np.zeros(model.num_layers, np.bool_)
         if policy.selector != "all":
             selects[list(model.full_attention_layers)] = True
-        return StepWork(selects=selects, **{name: np.array([row[name] for row in self.rows]) for name in self.rows[0]})
+        nothing = np.zeros((len(self.rows), model.num_layers))
+        return StepWork(
+            selects=selects,
+            remote_first_s=nothing,
+            remote_prefetch_s=nothing,
+            **{name: np.array([row[name] for row in self.rows]) for name in self.rows[0]},
+        )
 
     def _durations(
         self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]], num_last_chunks: int
     ) -> np.ndarray:
         hardware, model, policy = self.setting.hardware, self.setting.model, self.setting.policy
-        batch, sampled, rules = len(decoding), len(decoding) + num_last_chunks, rules_of(model, policy)
+        batch, rules = len(decoding), rules_of(model, policy)
+        sampled = batch * cost.logit_rows(policy) + num_last_chunks
         rows = batch * (1 + cost.draft_rows(policy)) + sum(tokens for tokens, _ in chunks)
         dur = np.zeros(at.NUM_DURATIONS)
         dur[at.SOFTWARE] = self.setting.engine.software_overhead_s
@@ -75,7 +82,7 @@ class ReferenceRun:
         if not batch:
             return dur
         blocks = int(np.ceil(sum(-(-r.kv_len // policy.block_size_tokens) for r in decoding) / batch))
-        dur[at.DRAFT] = cost.draft_s(hardware, model, policy, batch, blocks * policy.block_size_tokens)
+        dur[at.DRAFT] = draft_heads.draft_s(hardware, model, policy, batch, blocks * policy.block_size_tokens)
         if policy.selector != "all":
             selection = cost.selection_s(hardware, model, policy, batch, blocks, slots_per_head(policy))
             if rules.on_demand:

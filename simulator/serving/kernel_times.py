@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from simulator import cost
+from simulator import cost, draft_heads
 from simulator.specs.experiment import EngineSpec, PlacementSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
@@ -46,7 +46,7 @@ class KernelTimes:
         self.lm_head_s = remembered(cost.lm_head_s)
         self.sampling_s = remembered(cost.sampling_s)
         self.selection_s = remembered(cost.selection_s, policy)
-        self.draft_s = remembered(cost.draft_s, policy)
+        self.draft_s = remembered(draft_heads.draft_s, policy)
         self.attention_s = lru_cache(maxsize=REMEMBERED)(
             partial(cost.attention_s, hardware, model, rows=rows, kv_bytes_per_element=element, dense_table=dense)
         )

@@ -41,9 +41,10 @@ class LinkDemand:
         attended = mean_size(it.totals[ATTENDED_TOKENS], measured) or 1
         rows = num_decoding * (1 + cost.draft_rows(policy))
         layer_s: float = kernels.qkv_s(rows) + kernels.attention_s(num_decoding, attended) + kernels.ffn_s(rows)
-        layer_s += kernels.allreduce_s(rows) + kernels.collectives_s(rows, num_decoding)
+        layer_s += kernels.allreduce_s(rows) + kernels.collectives_s(rows, num_decoding * cost.logit_rows(policy))
         if it.rules.on_demand:
             layer_s += sum(kernels.selection_s(num_decoding, blocks, slots_per_head(policy)))
-        once_s: float = kernels.sampling_s(num_decoding) + kernels.lm_head_s(num_decoding)
+        sampled = num_decoding * cost.logit_rows(policy)
+        once_s: float = kernels.sampling_s(sampled) + kernels.lm_head_s(sampled)
         once_s += kernels.draft_s(num_decoding, blocks * policy.block_size_tokens)
         return it.setting.engine.software_overhead_s + once_s + model.num_layers * layer_s

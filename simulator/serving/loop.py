@@ -16,6 +16,7 @@ from simulator.serving.scheduler import Scheduler
 from simulator.serving.work import Batch
 from simulator.specs.serving import Router
 from simulator.timeline import SharedLinks
+from simulator.topology import Share
 from traces.workload import Request
 
 Events = Generator[simpy.Event, None, None]
@@ -24,14 +25,9 @@ Events = Generator[simpy.Event, None, None]
 class BatchTimes(Protocol):
     """How long iterations take: `simulator.serving.iteration.Iteration`, or anything else that says so."""
 
-    @property
-    def transfers(self) -> bool:
-        """Whether iterations use links that replicas share."""
-        ...
-
     def resume(self) -> None: ...
 
-    def run(self, batch: Batch, link_share: float) -> float: ...
+    def run(self, batch: Batch, share: Share) -> float: ...
 
 
 class Replica:
@@ -66,8 +62,7 @@ class Replica:
             for chunk in batch.chunks:
                 if chunk.request.started_s is None:
                     chunk.request.started_s = self.env.now
-            share = self.links.begin(self.number) if self.times.transfers else 1.0
-            seconds = self.times.run(batch, share)
+            seconds = self.times.run(batch, self.links.begin(self.number))
             self.log.iteration(batch, seconds)
             yield self.env.timeout(seconds)
             self.busy_s += seconds

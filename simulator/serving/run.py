@@ -28,7 +28,7 @@ from simulator.serving.scheduler import Scheduler
 from simulator.serving.summary import Run, summarise
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
-from simulator.topology import HostTopology
+from simulator.topology import HostTopology, Solo
 from traces.errors import CapacityError
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ class ReplicaBuilder:
         self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
         self.rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
-        self.topology = HostTopology(hardware, point.num_gpus, spec.placement.host_numa)
+        self.topology = HostTopology(hardware, point.num_gpus, spec.placement)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
@@ -89,7 +89,8 @@ class ReplicaBuilder:
 
     def build(self, env: simpy.Environment) -> list[Replica]:
         num_replicas = self.point.num_replicas
-        links = SharedLinks(self.topology, num_replicas, self._link_bytes_per_s)
+        offloads = [self.point.policy.offloads] * num_replicas
+        links = SharedLinks(self.topology, self._solo, offloads, [False] * num_replicas)
         replicas = []
         for number in range(num_replicas):
             decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
@@ -100,27 +101,27 @@ class ReplicaBuilder:
         return replicas
 
     @property
-    def _link_bytes_per_s(self) -> float:
-        policy = self.point.policy
-        numa = self.point.spec.placement.host_numa
-        return fetch_cost(self.point.hardware, policy.transport, policy.gather_ctas, numa).bytes_per_s
+    def _solo(self) -> Solo:
+        policy, numa = self.point.policy, self.point.spec.placement.host_numa
+        return Solo(fetch_cost(self.point.hardware, policy.transport, policy.gather_ctas, numa).bytes_per_s, 1.0)
 
     def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
         limit = self.serving.link_limit
         if limit is None or not iteration.transfers:
             return []
-        shares = self.topology.shares(list(range(self.point.num_gpus)), self._link_bytes_per_s)
-        return [LinkDemand(iteration, self.demand, limit, min(shares.values())).has_room]
+        shares = self.topology.shares(range(self.point.num_gpus), (), self._solo).values()
+        return [LinkDemand(iteration, self.demand, limit, min(share.link for share in shares)).has_room]
 
 
 def demand_table(point: ResolvedExperiment) -> DemandTable:
     """Demand of every trace group that serves; none for dense attention."""
     layers = point.shard.num_full_attention_layers
-    if point.policy.selector == "all":
+    dense = point.policy.selector == "all"
+    if dense and not point.policy.verify_drafts:
         return DemandTable((), layers, point.spec.seed)
     groups = []
     for group, mapping in serving_groups(point):
         mappings = rank_mappings(mapping, point.spec.placement.tensor_parallel)
         demands = replay_by_gpu(group, point.policy, mappings, point.spec.seed)
         groups.append(Group(group.name, int(group.kv_len[0]), demands))
-    return DemandTable(groups, layers, point.spec.seed)
+    return DemandTable(groups, layers, point.spec.seed, attends_all=dense)

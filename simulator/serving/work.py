@@ -40,6 +40,6 @@ class Batch:
         return sum(chunk.tokens for chunk in self.chunks)
 
     @property
-    def num_sampled(self) -> int:
-        """Rows that need logits: one of each decoding request and of each prompt that ends."""
-        return self.num_decoding + sum(chunk.is_last for chunk in self.chunks)
+    def num_ended_prompts(self) -> int:
+        """Prompts whose last chunk this is: each has a row that needs logits."""
+        return sum(chunk.is_last for chunk in self.chunks)

@@ -23,6 +23,7 @@ from simulator.step_kernel import run_steps
 from simulator.step_layout import NUM_STEP_COLUMNS, new_state
 from simulator.step_work import rules_of
 from simulator.systems import resolve_policy
+from simulator.topology import Share
 from tests.simulator.synthetic_trace import synthetic_trace
 
 H100 = catalog.load_hardware("h100-sxm")
@@ -85,7 +86,7 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
             row = used[0].steady_start + (at - start + step) % (stop - start) if used else 0
             decoding.append(Decoding(request.prompt_tokens + 1 + step, used, row))
         plain.add(decoding, [(c.tokens, c.before) for c in chunks], sum(c.is_last for c in chunks))
-        fast_s.append(fast.run(Batch(len(batch), chunks), share))
+        fast_s.append(fast.run(Batch(len(batch), chunks), Share(share, 1.0)))
         batch.advance()
         for chunk in chunks:
             done += chunk.tokens
@@ -98,9 +99,10 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
     work, rules = plain.work(), rules_of(where.model, where.policy)
     state, steps_s = new_state(rules.num_layers, rules.lookahead_k + 3), np.zeros((num_iterations, NUM_STEP_COLUMNS))
     run_steps(
-        num_iterations, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, share, work.durations_s,
-        work.attention_s, work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s,
-        work.waits_for_slots, state.counts, state.clock, state.planned_at_s, rates, steps_s,
+        num_iterations, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote,
+        rules.lands_in_slots, share, 1.0, work.durations_s, work.attention_s, work.scatter_s, work.selects,
+        work.first_s, work.prefetch_s, work.write_s, work.waits_for_slots, work.remote_first_s,
+        work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates, steps_s,
     )  # fmt: skip
     return np.array(fast_s), steps_s[:, 13]
 

@@ -15,10 +15,11 @@ from simulator.serving.pools import Pools, request_pools
 from simulator.serving.records import RequestLog
 from simulator.serving.scheduler import Scheduler
 from simulator.serving.work import Batch
+from simulator.specs.experiment import PlacementSpec
 from simulator.specs.serving import ServingSpec
 from simulator.systems import resolve_policy
 from simulator.timeline import SharedLinks
-from simulator.topology import HostTopology
+from simulator.topology import HostTopology, Share, Solo
 from traces.arrivals import poisson
 from traces.workload import Request
 
@@ -32,18 +33,18 @@ class TimePerRow:
     """Every token of a batch takes the same time: a processor that its requests share equally."""
 
     seconds: float
-    transfers: bool = False
 
     def resume(self) -> None:
         pass
 
-    def run(self, batch: Batch, link_share: float) -> float:
+    def run(self, batch: Batch, share: Share) -> float:
         return self.seconds * (batch.num_decoding + len(batch.chunks))
 
 
 def play(requests: list[Request], serving: ServingSpec, times: TimePerRow, num_replicas: int = 1) -> RequestLog:
     log = RequestLog()
-    links = SharedLinks(HostTopology(H100, num_replicas, "local"), num_replicas, 1e9)
+    nobody = [False] * num_replicas
+    links = SharedLinks(HostTopology(H100, num_replicas, PlacementSpec()), Solo(1.0, 1.0), nobody, nobody)
 
     def replicas(env):
         made = []

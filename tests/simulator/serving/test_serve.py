@@ -208,3 +208,15 @@ def test_equal_runs_have_one_key_and_unequal_ones_another(tmp_path):
     closed = experiment({"serving.arrivals": "closed"})
     assert point_key(experiment({"serving.arrivals": "closed", "serving.rate_per_s": 3.0})) == point_key(closed)
     assert point_key(experiment({"workload.batch_size": 3})) == point_key(experiment({}))
+
+
+@pytest.mark.parametrize("system", ["dense", "oasiskv"])
+def test_verified_drafts_serve_the_same_tokens_in_fewer_iterations(system):
+    drafts = {"system": system, "policy.verify_drafts": True, "policy.lookahead_k": 3}
+    if system == "dense":
+        drafts["policy.predictor"] = "current"
+    plain_log, _ = serve({"system": system})
+    log, replica = serve(drafts)
+    assert log.output_tokens == plain_log.output_tokens == 24 * 40
+    assert log.sum_decoding < plain_log.sum_decoding == 24 * 39
+    assert (replica.scheduler.pools.used == 0).all()
