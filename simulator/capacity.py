@@ -1,4 +1,4 @@
-"""What HBM and host memory must hold for a batch, and the largest batch that fits. Pure functions."""
+"""What HBM, host memory and the tier beyond must hold for a batch, and the largest batch that fits. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from simulator import draft_heads
 from simulator.cost import logit_rows, scored_bytes
+from simulator.remote import remote_pool_bytes
 from simulator.selectors.table import SELECTORS
-from simulator.specs.experiment import EngineSpec
+from simulator.specs.experiment import IN_HOST_MEMORY, EngineSpec, PlacementSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
@@ -21,7 +22,7 @@ STATISTICS_BYTES_PER_BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes by pool. A batch of B needs `fixed + B x per_request` of HBM and `B x host_per_request` of host memory."""
+    """Bytes by pool. A batch of B needs `fixed + B x per_request` of HBM and `B x per_request` of the other pools."""
 
     weights_bytes: int
     activations_bytes: int
@@ -29,6 +30,11 @@ class Footprint:
     host_per_request_bytes: int
     hbm_available_bytes: int
     host_available_bytes: int
+    remote_per_request_bytes: int = 0
+    """Beyond the host."""
+    remote_available_bytes: int = 0
+    remote_pool: str = "remote"
+    """What the pool beyond the host is called."""
 
     def hbm_bytes(self, batch_size: int) -> int:
         return self.weights_bytes + self.activations_bytes + batch_size * self.hbm_per_request_bytes
@@ -36,12 +42,17 @@ class Footprint:
     def host_bytes(self, batch_size: int) -> int:
         return batch_size * self.host_per_request_bytes
 
+    def remote_bytes(self, batch_size: int) -> int:
+        return batch_size * self.remote_per_request_bytes
+
     @property
     def max_batch_size(self) -> int:
-        hbm = (self.hbm_available_bytes - self.weights_bytes - self.activations_bytes) // self.hbm_per_request_bytes
+        largest = (self.hbm_available_bytes - self.weights_bytes - self.activations_bytes) // self.hbm_per_request_bytes
         if self.host_per_request_bytes:
-            hbm = min(hbm, self.host_available_bytes // self.host_per_request_bytes)
-        return max(0, hbm)
+            largest = min(largest, self.host_available_bytes // self.host_per_request_bytes)
+        if self.remote_per_request_bytes:
+            largest = min(largest, self.remote_available_bytes // self.remote_per_request_bytes)
+        return max(0, largest)
 
     def require(self, batch_size: int) -> None:
         """Raises CapacityError naming the pool that is too small."""
@@ -51,6 +62,9 @@ class Footprint:
         need = self.host_bytes(batch_size)
         if need > self.host_available_bytes:
             raise CapacityError("host", need, self.host_available_bytes, self.max_batch_size)
+        need = self.remote_bytes(batch_size)
+        if need > self.remote_available_bytes:
+            raise CapacityError(self.remote_pool, need, self.remote_available_bytes, self.max_batch_size)
 
 
 def slots_per_head(policy: PolicySpec) -> int:
@@ -95,24 +109,35 @@ class RequestBytes:
     """The draft head's own layer, whole context."""
     logits: int
     host_kv: int
-    """Full KV outside HBM."""
+    """In host memory: the full KV, or of KV whose home is beyond the host what `policy.host_residency` keeps."""
+    remote_kv: int
+    """Full KV beyond the host."""
 
     @property
     def hbm(self) -> int:
         return self.kv + self.compressed_keys + self.draft_kv + self.logits
 
 
-def request_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> RequestBytes:
-    num_blocks = -(-kv_len // policy.block_size_tokens)
-    host = 0
+def request_bytes(
+    model: ModelSpec, policy: PolicySpec, kv_len: int, placement: PlacementSpec = IN_HOST_MEMORY
+) -> RequestBytes:
+    size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    num_blocks = -(-kv_len // size)
+    host = remote = 0
     if policy.offloads:
-        host = model.working_set_bytes(num_blocks, policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+        host = model.working_set_bytes(num_blocks, size, element)
+    if policy.offloads and placement.kv_tier != "host":
+        remote = host
+        if policy.host_residency != "full":
+            kept = min(num_blocks, (policy.host_cache_tokens or 0) // size)
+            host = model.working_set_bytes(kept, size, element)
     return RequestBytes(
         kv=kv_bytes_in_hbm(model, policy, kv_len),
         compressed_keys=selection_bytes_in_hbm(model, policy, num_blocks),
         draft_kv=draft_heads.kv_bytes(model, policy, kv_len),
         logits=4 * logit_rows(policy) * model.num_logits,  # fp32
         host_kv=host,
+        remote_kv=remote,
     )
 
 
@@ -127,13 +152,17 @@ def activations_bytes(model: ModelSpec, num_tokens: int) -> int:
 
 
 def footprint(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int
-) -> Footprint:
-    """Pools at the longest KV length of the run (`kv_len`), per GPU; the host's DRAM is shared by its `num_gpus`.
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, engine: EngineSpec, kv_len: int, num_gpus: int,
+    placement: PlacementSpec = IN_HOST_MEMORY,
+) -> Footprint:  # fmt: skip
+    """Pools at the longest KV length of the run (`kv_len`), per GPU; those beyond HBM are shared by its `num_gpus`.
 
     With tensor parallelism `model` is one GPU's shard, and a request is one of the replica's: it has a part on each.
     """
-    per_request = request_bytes(model, policy, kv_len)
+    per_request = request_bytes(model, policy, kv_len, placement)
+    remote_available = 0
+    if per_request.remote_kv:
+        remote_available = int(remote_pool_bytes(hardware, placement)) // num_gpus
     return Footprint(
         weights_bytes=weights_bytes(model, policy),
         activations_bytes=activations_bytes(model, PREFILL_CHUNK_TOKENS),
@@ -141,4 +170,7 @@ def footprint(
         host_per_request_bytes=per_request.host_kv,
         hbm_available_bytes=int(hardware.gpu.hbm_bytes.value * engine.hbm_utilization),
         host_available_bytes=int(hardware.host.dram_bytes.value) // num_gpus,
+        remote_per_request_bytes=per_request.remote_kv,
+        remote_available_bytes=remote_available,
+        remote_pool=placement.kv_tier,
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
 
+REMOTE_FIELDS = ("remote_fetched", "remote_urgent", "remote_repaired")
 COUNT_FIELDS = (
     "hit",
     "missed",
@@ -76,8 +77,20 @@ class Demand:
     """Rows [start, stop) that means use and long runs repeat: both the plan and its attention lie in the trace."""
     tokens: Int32 | None = None
     """[S], positions that the request advances by in each step; null: one (no drafts are verified)."""
+    remote_fetched: Int32 | None = None
+    """Part of `fetched` that host memory does not hold (host residency `fetched`). None: it holds nothing."""
+    remote_urgent: Int32 | None = None
+    """Part of `urgent`, likewise."""
+    remote_repaired: Int32 | None = None
+    """Part of `repaired`, likewise."""
     per_head: Mapping[str, NDArray[np.int32 | np.float64]] | None = None
     """On request: the same fields before the sum, [S, L, H]."""
+
+    def from_remote(self) -> tuple[Int32, Int32, Int32]:
+        """(fetched, urgent, repaired) blocks that come from beyond the host, where the full KV lives there."""
+        if self.remote_fetched is None or self.remote_urgent is None or self.remote_repaired is None:
+            return self.fetched, self.urgent, self.repaired
+        return self.remote_fetched, self.remote_urgent, self.remote_repaired
 
     @property
     def num_steps(self) -> int:

@@ -18,10 +18,11 @@ from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
 from simulator.parallel import gpus_in_use, shard
 from simulator.predictors import is_draft
+from simulator.remote import require_tier
 from simulator.replay_settings import resolve_settings
 from simulator.selectors.table import SELECTORS
 from simulator.specs.base import Spec
-from simulator.specs.experiment import ExperimentSpec, MappingSpec, WorkloadSpec
+from simulator.specs.experiment import ExperimentSpec, MappingSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
@@ -37,7 +38,7 @@ from traces.reader import Trace, TraceGroup, open_trace
 @dataclass(frozen=True, slots=True)
 class ResolvedExperiment:
     """One point, ready to run. In `spec` names are as the catalog spells them, context, trace group and number of GPUs
-    filled in, and a host NUMA that the policy ignores is local."""
+    filled in, and placement keys that the policy ignores are at their defaults."""
 
     spec: ExperimentSpec
     model: ModelSpec
@@ -79,7 +80,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     that do not go together. Raises TraceError for a trace that cannot be trusted.
     """
     model, hardware = load_model(experiment.model), load_hardware(experiment.hardware)
-    compose_policy(experiment.system, experiment.policy)
+    compose_policy(experiment.system, experiment.policy, experiment.placement)
     trace = _open(resolve_trace(experiment.trace))
     group = _choose_group(trace, experiment)
     context_tokens = int(group.kv_len[0])
@@ -92,14 +93,14 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             f"workload: {context_tokens} context and {experiment.workload.output_tokens} output tokens need "
             f"{context_tokens + experiment.workload.output_tokens - 1} positions, {model.name} has {model.max_position}"
         )
-    policy = resolve_policy(experiment.system, overrides, context_tokens)
+    policy = resolve_policy(experiment.system, overrides, context_tokens, experiment.placement)
     ignored = _ignored(experiment, policy)
     mapping = _replayable(experiment, model, group, policy)
-    numa = "local" if "placement.host_numa" in ignored else experiment.placement.host_numa
     shard(model, experiment.placement.tensor_parallel)
     num_gpus = gpus_in_use(hardware, experiment.placement)
-    placement = experiment.placement.model_copy(update={"host_numa": numa, "num_gpus": num_gpus})
+    placement = _without_ignored_placement(experiment.placement, ignored).model_copy(update={"num_gpus": num_gpus})
     HostTopology(hardware, num_gpus, placement)
+    require_tier(hardware, placement)
     workload = experiment.workload
     if experiment.serving is None:
         workload = workload.model_copy(update={"context_tokens": context_tokens})
@@ -181,14 +182,21 @@ def _without_ignored(settings: Mapping[str, Any]) -> tuple[ExperimentSpec, Polic
     point = _build(settings)
     if "system" in settings:
         settings = {**settings, "system": point.system.casefold()}
-    policy = compose_policy(point.system, point.policy)
+    policy = compose_policy(point.system, point.policy, point.placement)
     ignored = _ignored(point, policy)
     return _build({key: value for key, value in settings.items() if key not in ignored}), policy
 
 
+def _without_ignored_placement(placement: PlacementSpec, ignored: frozenset[str]) -> PlacementSpec:
+    defaults = {
+        name: field.default for name, field in PlacementSpec.model_fields.items() if f"placement.{name}" in ignored
+    }
+    return placement.model_copy(update=defaults)
+
+
 def _ignored(point: ExperimentSpec, policy: PolicySpec) -> frozenset[str]:
     """Dotted parameters that cannot change this point's result."""
-    ignored = ignored_parameters(policy)
+    ignored = ignored_parameters(policy, point.placement)
     if point.serving is not None:
         ignored |= {f"workload.{key}" for key in WorkloadSpec.model_fields}
         ignored |= ignored_serving_parameters(point.serving)

@@ -19,6 +19,7 @@ PARAMETERS = (
     "placement.host_numa",
     "placement.num_gpus",
     "placement.tensor_parallel",
+    "placement.kv_tier",
     "seed",
 )
 """Always present; keys that an experiment sets beyond these are added under their dotted names."""
@@ -73,6 +74,10 @@ EXTRA = {
     "remote_ceiling_tokens_per_s": "tokens/s",
     "compute_ceiling_tokens_per_s": "tokens/s",
     "link_busy_s": "s",
+    "nvme_bytes_per_token": "bytes",
+    "remote_busy_s": "s",
+    "remote_utilization": "1",
+    "remote_bytes_peak": "bytes",
     "tokens_per_iteration": "tokens",
     "iteration_s": "s",
     "draft_overhead_s": "s",
@@ -81,7 +86,11 @@ EXTRA = {
 }
 """For plots and explanations: bytes of KV and metadata that HBM serves per token; tokens/s if only that bound; of
 speculation the tokens that a request gains per step, the step's mean seconds, and what drafting and its rows add to
-the kernels of a step."""
+the kernels of a step.
+
+`remote_*`: the way beyond the host, whatever is there; `remote_bytes_per_token` what crosses the NIC, both ways,
+`nvme_bytes_per_token` what drives read and write.
+"""
 
 SERVING = {
     "num_requests": "requests",

@@ -124,6 +124,7 @@ def _simulate(point: ResolvedExperiment) -> Row:
     except CapacityError as error:
         row |= {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
         row |= {"max_batch_size": fits.max_batch_size, "hbm_bytes_peak": fits.hbm_bytes(spec.workload.batch_size)}
+        row["remote_bytes_peak"] = fits.remote_bytes(spec.workload.batch_size) * point.num_gpus
         row["host_bytes_peak"] = fits.host_bytes(spec.workload.batch_size) * point.num_gpus
         return row
     row |= _play(point, demands_by_gpu(point), fits)
@@ -161,6 +162,7 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
             model=point.shard,
             hardware=point.hardware,
             policy=policy,
+            placement=spec.placement,
             batch_size=spec.workload.batch_size,
             context_tokens=point.context_tokens,
             demands=demands,
@@ -217,7 +219,7 @@ def point_footprint(point: ResolvedExperiment) -> Footprint:
     """Memory at the longest KV length of the run."""
     spec = point.spec
     kv_len = point.context_tokens + spec.workload.output_tokens - 1
-    return footprint(point.shard, point.hardware, point.policy, spec.engine, kv_len, point.num_gpus)
+    return footprint(point.shard, point.hardware, point.policy, spec.engine, kv_len, point.num_gpus, spec.placement)
 
 
 def parameters(point: ResolvedExperiment) -> Row:
@@ -239,12 +241,16 @@ def parameters(point: ResolvedExperiment) -> Row:
         "placement.host_numa": spec.placement.host_numa,
         "placement.num_gpus": point.num_gpus,
         "placement.tensor_parallel": spec.placement.tensor_parallel,
+        "placement.kv_tier": spec.placement.kv_tier,
         "seed": spec.seed,
     }
     resolved = {f"policy.{key}": value for key, value in point.policy.model_dump(mode="json").items()}
     shown = dict.fromkeys(PARAMETERS) | values
     for key in (*(p for p in PARAMETERS if p.startswith("policy.")), *(f"policy.{key}" for key in spec.policy)):
         shown[key] = resolved[key]
+    if spec.placement.kv_tier != "host":
+        shown |= {f"placement.{key}": getattr(spec.placement, key) for key in ("remote_path", "nic_numa")}
+        shown |= {key: resolved[key] for key in ("policy.host_residency", "policy.host_cache_tokens")}
     for section in ("engine", "mapping"):
         for key, value in getattr(spec, section).model_dump(mode="json", exclude_defaults=True).items():
             shown[f"{section}.{key}"] = value

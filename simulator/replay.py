@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cache import load_arrays, store_arrays
-from simulator.demand import COUNT_FIELDS, SHARE_FIELDS, Demand
+from simulator.demand import COUNT_FIELDS, REMOTE_FIELDS, SHARE_FIELDS, Demand
 from simulator.fetch_cap import allowed_blocks
 from simulator.iterations import steps_of
 from simulator.mapping import Mapping
@@ -40,6 +40,8 @@ class HeadCounts:
     counts: NDArray[np.int32]
     mass: NDArray[np.int64]
     coverage: NDArray[np.uint8]
+    remote: NDArray[np.int32]
+    """[3, G, S], `REMOTE_FIELDS`; zeros where host memory is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def run_kernel(
     heads: ReplayedHeads,
 ) -> HeadCounts:
     """Run the compiled batch loop over all replayed heads."""
+    from simulator.host_cache import make_host_cache
     from simulator.residency_kernel import COUNTS, make_state, replay_heads
 
     num_steps, num_replayed, per_scope = len(num_blocks), len(heads.layer), int(heads.scope_start[1])
@@ -181,6 +184,7 @@ def run_kernel(
         counts=np.zeros((len(COUNTS), num_replayed, num_steps), dtype=np.int32),
         mass=np.zeros((num_replayed, num_steps), dtype=np.int64),
         coverage=np.zeros((num_replayed, num_steps), dtype=np.uint8),
+        remote=np.zeros((len(REMOTE_FIELDS), num_replayed, num_steps), dtype=np.int32),
     )
     replay_heads(
         num_blocks,
@@ -204,6 +208,9 @@ def run_kernel(
         out.counts,
         out.mass,
         out.coverage,
+        settings.host_blocks,
+        *make_host_cache(per_scope, int(num_blocks.max())),
+        out.remote,
     )
     return out
 
@@ -242,6 +249,8 @@ def _per_head_arrays(
     from simulator.residency_kernel import COUNTS
 
     counts = dict(zip(COUNTS, out.counts, strict=True))
+    if settings.host_blocks > 0:
+        counts |= zip(REMOTE_FIELDS, out.remote, strict=True)
     if settings.residency == "everything":
         counts = {name: np.zeros_like(array) for name, array in counts.items()} | {
             "hit": counts["hit"] + counts["missed"],

@@ -36,6 +36,8 @@ class ReplaySettings:
     fetch_cap: str = "1"
     """Exact fraction."""
     fetch_cap_scope: str = "head"
+    host_blocks: int = 0
+    """Blocks per KV head that host memory keeps of KV whose home is beyond it; 0: not looked at."""
     keeping: Keeping | None = None
     """Of a selector that ranks without a query."""
     steady_start: int = 1
@@ -107,6 +109,7 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
         eviction=policy.eviction,
         fetch_cap=str(exact_share(policy.fetch_cap)),
         fetch_cap_scope=policy.fetch_cap_scope if policy.fetch_cap < 1 else "head",
+        host_blocks=(policy.host_cache_tokens or 0) // block_size if policy.host_residency == "fetched" else 0,
         steady_start=max(1, k),
         steady_stop=num_steps - k,
     )

@@ -13,6 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from simulator.host_cache import empty_host_cache, fetch_through_host
+
 FREE = -1
 NEVER = 2**31 - 1
 
@@ -36,6 +38,8 @@ COUNTS = (
     "repair_runs",
 )  # fmt: skip
 """Kinds of the counts that `replay_heads` fills, in order."""
+REMOTE_FETCHED, REMOTE_URGENT, REMOTE_REPAIRED = range(3)
+"""Kinds of what it fills of fetches that host memory does not serve: parts of FETCHED, URGENT and REPAIRED."""
 HIT, MISSED, OVERLAP, FETCHED, RUNS, EVICTED, IN_SLACK, URGENT, URGENT_RUNS, REPAIRED, REPAIR_RUNS = range(11)
 
 BEFORE, AHEAD, URGENTLY = range(3)
@@ -473,6 +477,10 @@ def replay_heads(
     counts: Any,
     mass: Any,
     coverage: Any,
+    host_blocks: int,
+    host_links: Any,
+    host_kept: Any,
+    remote: Any,
 ) -> None:
     """Replay every head of every cap scope over the whole trace; lookahead_k 0 fetches on demand.
 
@@ -481,8 +489,10 @@ def replay_heads(
     levels: uint8 [S, L, H, n_max]. layers, heads: int32 [G], indices of replayed heads into the trace; those from
     scope_start[i] to scope_start[i + 1] share allowed[step]. slots, blocks, lists, tally: `make_state` of the largest
     scope; keys: int64 [N].
+    host_blocks: blocks per head that host memory keeps of those fetched, 0: it is not looked at; host_links, host_kept:
+    `make_host_cache` of the largest scope.
     Out: counts int32 [len(COUNTS), G, S]; mass int64 [G, S] of attended blocks; coverage uint8 [G, S] as
-    `read_attended` gives it.
+    `read_attended` gives it; remote int32 [3, G, S].
     """
     num_steps = len(num_blocks)
     for scope in range(len(scope_start) - 1):
@@ -492,6 +502,10 @@ def replay_heads(
         admit_heads(
             slots, blocks, lists, tally, num_kept, num_blocks[0] - 1, true_ids, layers[first:last], heads[first:last]
         )  # fmt: skip
+        if host_blocks > 0:  # what is resident at first has come through the host, ascending ids
+            empty_host_cache(host_links, host_kept)
+            for i in range(num_heads):
+                fetch_through_host(host_links, host_kept, i, slots[i, BLOCK], tally[i, NUM_FUTURE], host_blocks)
         for step in range(num_steps):
             n = num_blocks[step]
             filled_from = n - 1 if step == 0 else num_blocks[step - 1] - 1
@@ -560,6 +574,13 @@ def replay_heads(
                 for i in range(num_heads):
                     g = first + i
                     counts[EVICTED, g, step] += tally[i, NUM_VICTIMS]
+                    if host_blocks > 0:
+                        misses = fetch_through_host(
+                            host_links, host_kept, i, lists[i, FETCH], tally[i, NUM_FETCHED], host_blocks
+                        )  # fmt: skip
+                        remote[REMOTE_REPAIRED if repairing else REMOTE_FETCHED, g, step] += misses
+                        if part == URGENTLY:
+                            remote[REMOTE_URGENT, g, step] = misses
                     if repairing:
                         counts[REPAIRED, g, step] = tally[i, NUM_FETCHED]
                         counts[REPAIR_RUNS, g, step] = tally[i, NUM_RUNS]

@@ -22,6 +22,24 @@ class Slot:
     leaves: int = NEVER
 
 
+class HostCache:
+    """Blocks of one KV head in host memory, least recently fetched first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.blocks = capacity, list[int]()
+
+    def fetch(self, blocks: Sequence[int]) -> int:
+        """Fetch in ascending order; returns how many were not there."""
+        misses = 0
+        for block in sorted(blocks):
+            if block in self.blocks:
+                self.blocks.remove(block)
+            else:
+                misses += 1
+            self.blocks = [*self.blocks, block][-self.capacity :]
+        return misses
+
+
 @dataclass
 class Head:
     """One KV head's slots; an empty slot is None."""
@@ -29,6 +47,7 @@ class Head:
     num_kept: int
     num_slots: int
     by_score: bool = False
+    host_blocks: int = 0
     slots: list[Slot | None] = field(default_factory=list)
     last_selected: dict[int, int] = field(default_factory=dict)
     evicted_ids: list[int] = field(default_factory=list)
@@ -36,6 +55,10 @@ class Head:
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.num_slots
+        self.host = HostCache(self.host_blocks) if self.host_blocks else None
+
+    def not_in_host(self, blocks: Sequence[int]) -> int:
+        return 0 if self.host is None else self.host.fetch(blocks)
 
     def future(self) -> dict[int, int]:
         """Block to slot, for blocks that never leave."""
@@ -47,6 +70,7 @@ class Head:
     def admit(self, blocks: Sequence[int]) -> None:
         for i, block in enumerate(sorted(blocks)):
             self.slots[i] = Slot(block, due=0)
+        self.not_in_host(blocks)
 
     def begin(self, step: int, filled: Sequence[int]) -> None:
         """Blocks that leave at `step` go; newly filled blocks enter."""
@@ -122,7 +146,11 @@ class Head:
                 assert slot is not None
                 slot.due = step
         self.fetch(step, step, [block for block in missing if block not in self.future()], true, ranking)
-        return {"repaired": len(missing), "repair_runs": self.runs(missing)}
+        return {
+            "repaired": len(missing),
+            "repair_runs": self.runs(missing),
+            "remote_repaired": self.not_in_host(missing),
+        }
 
 
 @dataclass(frozen=True)
@@ -135,6 +163,8 @@ class Rules:
     stall: bool = False
     by_score: bool = False
     fetch_cap: Fraction = Fraction(1)
+    host_blocks: int = 0
+    """Blocks per head that host memory keeps; 0: it is not looked at."""
 
 
 def first(ranking: Ranking, num_kept: int, num_selectable: int) -> list[int]:
@@ -163,14 +193,14 @@ def replay_reference(
     hold the kernel's names, plus `mass` and `coverage`.
     """
     k, num_kept, num_steps = rules.lookahead_k, rules.num_kept, len(num_blocks)
-    heads = [Head(num_kept, rules.num_slots, rules.by_score) for _ in range(num_heads)]
+    heads = [Head(num_kept, rules.num_slots, rules.by_score, rules.host_blocks) for _ in range(num_heads)]
     for h, head in enumerate(heads):
         head.admit(first(true(0, h), num_kept, num_blocks[0] - 1))
     rows: list[list[Count]] = []
     for t, n in enumerate(num_blocks):
         counts: list[Count] = [
             dict.fromkeys(("overlap", "fetched", "runs", "in_slack", "urgent", "urgent_runs"), 0)
-            | {"repaired": 0, "repair_runs": 0}
+            | {"repaired": 0, "repair_runs": 0, "remote_fetched": 0, "remote_urgent": 0, "remote_repaired": 0}
             for _ in heads
         ]
         credit = rules.fetch_cap * num_kept * num_heads
@@ -227,7 +257,10 @@ def plan(
         moved = head.fetch(t, due, blocks, predicted[h], rankings(due, h), room)
         for name, count in moved.items():
             counts[h][name] += count
+        misses = head.not_in_host(blocks)
+        counts[h]["remote_fetched"] += misses
         if urgent:
+            counts[h]["remote_urgent"] += misses
             counts[h]["urgent"] += moved["fetched"]
             counts[h]["urgent_runs"] += moved["runs"]
     return allowed - len(granted)

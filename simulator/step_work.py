@@ -8,7 +8,7 @@ grows neither with the batch beyond the number of rows nor with the length of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from simulator import step_layout as at
 from simulator.capacity import slots_per_head
 from simulator.demand import Demand
 from simulator.links import LinkCost, fetch_cost, write_back_cost
+from simulator.remote import RemoteCost, reads_beyond_host, remote_cost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
@@ -121,17 +122,28 @@ def build_run_work(
     if policy.selector != "all":
         selects[list(model.full_attention_layers)] = True
     link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
+    remote = _remote_cost(model, hardware, policy, placement)
+    if remote is not None:
+        lands_in_slots = placement.remote_path == "direct"
+        rules = replace(rules, remote=True, lands_in_slots=lands_in_slots)
+        # Whatever the transport, the CPU posts the reads.
+        link = replace(
+            link, hop_s=hardware.link.plan_to_host_s.value + remote.hop_s, staged=link.staged and not lands_in_slots
+        )
     shape = (num_steps, model.num_full_attention_layers)
     moved = Transfers.none(shape)
-    write_s, d2h_bytes = np.zeros(shape), np.zeros(num_steps)
+    write_s, written_bytes = np.zeros(shape), np.zeros(num_steps)
     if demands and policy.offloads:
         # GPUs that hold the same heads ask for the same blocks.
         by_gpu = {
-            id(demand): _transfers(model, hardware, policy, rules, link, demand, offsets, num_steps)
+            id(demand): _transfers(model, hardware, policy, rules, link, remote, demand, offsets, num_steps)
             for demand in demands
         }
         moved = Transfers.of_the_slowest([by_gpu[id(demand)] for demand in demands])
-        write_s, d2h_bytes = _write_back(model, hardware, policy, placement, kv_len, tokens_per_step, offsets)
+        write_s, written_bytes = _write_back(
+            model, hardware, policy, placement, rules, remote, kv_len, tokens_per_step, offsets
+        )
+        written_bytes *= model.tensor_parallel
 
     def per_layer(values: Float) -> Float:
         spread = np.zeros((num_steps, model.num_layers))
@@ -160,14 +172,14 @@ def build_run_work(
             prefetch_s=per_layer(moved.prefetch_s),
             write_s=per_layer(write_s),
             waits_for_slots=per_layer(moved.waits_for_slots).astype(np.bool_),
-            remote_first_s=np.zeros((num_steps, model.num_layers)),
-            remote_prefetch_s=np.zeros((num_steps, model.num_layers)),
+            remote_first_s=per_layer(moved.remote_first_s),
+            remote_prefetch_s=per_layer(moved.remote_prefetch_s),
         ),
         h2d_bytes=moved.h2d_bytes,
-        d2h_bytes=d2h_bytes * model.tensor_parallel,
+        d2h_bytes=np.zeros(num_steps) if rules.lands_in_slots else written_bytes,
         link_bytes_per_s=link.bytes_per_s,
-        remote_read_bytes=np.zeros(num_steps),
-        remote_write_bytes=np.zeros(num_steps),
+        remote_read_bytes=moved.remote_bytes,
+        remote_write_bytes=written_bytes if rules.remote else np.zeros(num_steps),
         num_gpus=model.tensor_parallel,
         tokens=tokens,
         draft_overhead_s=draft_overhead_s,
@@ -194,18 +206,22 @@ def _batch_rows(demand: Demand, rows: NDArray[np.int32], offsets: NDArray[np.int
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What one GPU moves, [T, full-attention layers]; `h2d_bytes` [T] of the whole replica."""
+    """What one GPU moves, [T, full-attention layers]; bytes [T] of the whole replica."""
 
     first_s: Float
     prefetch_s: Float
     scatter_s: Float
     waits_for_slots: Float
     """1 where a fetch waits for attention to have read its slots."""
+    remote_first_s: Float
+    remote_prefetch_s: Float
     h2d_bytes: Float
+    remote_bytes: Float
 
     @classmethod
     def none(cls, shape: tuple[int, int]) -> Transfers:
-        return cls(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape[0]))
+        nothing, no_bytes = np.zeros(shape), np.zeros(shape[0])
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing, no_bytes, no_bytes)
 
     @classmethod
     def of_the_slowest(cls, gpus: Sequence[Transfers]) -> Transfers:
@@ -219,13 +235,16 @@ class Transfers:
             prefetch_s=slowest("prefetch_s"),
             scatter_s=slowest("scatter_s"),
             waits_for_slots=slowest("waits_for_slots"),
+            remote_first_s=slowest("remote_first_s"),
+            remote_prefetch_s=slowest("remote_prefetch_s"),
             h2d_bytes=np.sum([gpu.h2d_bytes for gpu in gpus], axis=0),
+            remote_bytes=np.sum([gpu.remote_bytes for gpu in gpus], axis=0),
         )
 
 
 def _transfers(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, link: LinkCost, demand: Demand,
-    offsets: NDArray[np.int64], num_steps: int,
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, link: LinkCost,
+    remote: RemoteCost | None, demand: Demand, offsets: NDArray[np.int64], num_steps: int,
 ) -> Transfers:  # fmt: skip
     """One GPU's fetches for its batch."""
 
@@ -235,12 +254,14 @@ def _transfers(
     fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
     runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
     block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    moved_bytes = (fetched + repaired).sum(axis=1) * block_bytes
     prefetch_s = np.zeros_like(fetched)
     if rules.lookahead_k == 0:
         first_s = transfer_s(link, fetched, runs, block_bytes)
     else:
         prefetch_s = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
         first_s = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
+    waits_for_slots = (fetched > batch_rows(demand.in_slack)).astype(np.float64)
     scatter_s = np.zeros_like(fetched)
     if link.staged:
         arriving = np.zeros_like(fetched)
@@ -250,36 +271,72 @@ def _transfers(
         arriving += repaired
         scatter_s = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
         scatter_s += hardware.kernels.attention_t0_s.value * np.sign(arriving)
+    remote_first_s = remote_prefetch_s = np.zeros_like(fetched)
+    remote_bytes = np.zeros(num_steps)
+    if remote is not None:
+        fetched, urgent, repaired = (batch_rows(x) for x in demand.from_remote())
+        remote_bytes = (fetched + repaired).sum(axis=1) * block_bytes
+        if rules.lookahead_k == 0:
+            remote_first_s = fetched * remote.read_s
+        else:
+            remote_prefetch_s = (fetched - urgent) * remote.read_s
+            remote_first_s = (urgent + repaired) * remote.read_s
+    if rules.lands_in_slots:
+        first_s, prefetch_s, moved_bytes = np.zeros_like(first_s), np.zeros_like(first_s), np.zeros(num_steps)
     return Transfers(
         first_s=first_s,
         prefetch_s=prefetch_s,
         scatter_s=scatter_s,
-        waits_for_slots=(fetched > batch_rows(demand.in_slack)).astype(np.float64),
-        h2d_bytes=(fetched + repaired).sum(axis=1) * block_bytes,
+        waits_for_slots=waits_for_slots,
+        remote_first_s=remote_first_s,
+        remote_prefetch_s=remote_prefetch_s,
+        h2d_bytes=moved_bytes,
+        remote_bytes=remote_bytes,
     )
 
 
 def _write_back(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, kv_len: NDArray[np.int64],
-    tokens_per_step: float, offsets: NDArray[np.int64],
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, rules: StepRules,
+    remote: RemoteCost | None, kv_len: NDArray[np.int64], tokens_per_step: float, offsets: NDArray[np.int64],
 ) -> tuple[Float, Float]:  # fmt: skip
-    """(seconds [T, full-attention layers], bytes [T]) of copying new KV to the host, as blocks fill or every token."""
-    num_steps = len(kv_len)
-    size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    """(seconds [T, full-attention layers], bytes [T]) of bringing new KV to its home, as blocks fill or every token.
+
+    On its way through host memory the slower of the two stages counts: pieces follow each other.
+    """
+    num_steps, size = len(kv_len), policy.block_size_tokens
     link = write_back_cost(hardware, policy.transport, placement.host_numa)
     if policy.write_back == "token":
         pieces = np.full(num_steps, len(offsets) * model.num_kv_heads * tokens_per_step)
-        piece_bytes = model.block_bytes(1, element)
-        ops_per_piece = 2.0  # a token's key and value lie apart inside their block
     else:
         position = kv_len[0] + offsets[:, None] + np.floor(np.arange(-1, num_steps) * tokens_per_step)[None, :]
         pieces = np.diff(position // size, axis=1).sum(axis=0) * model.num_kv_heads
-        piece_bytes, ops_per_piece = model.block_bytes(size, element), 1.0
+    piece_bytes, ops_per_piece = _written_piece(model, policy)
     per_full_layer = np.repeat(pieces[:, None], model.num_full_attention_layers, axis=1)
     seconds = transfer_s(link, per_full_layer, per_full_layer, piece_bytes)
     if link.ops_are == "blocks":
         seconds += per_full_layer * (ops_per_piece - 1) * link.op_s
+    if remote is not None:
+        remote_s = per_full_layer * remote.write_s
+        seconds = remote_s if rules.lands_in_slots else np.maximum(seconds, remote_s)
     return seconds, pieces * model.num_full_attention_layers * piece_bytes
+
+
+def _written_piece(model: ModelSpec, policy: PolicySpec) -> tuple[int, int]:
+    """(bytes, operations) of one piece of new KV: a block, or a token, whose key and value lie apart in their block."""
+    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    if policy.write_back == "token":
+        return model.block_bytes(1, element), 2
+    return model.block_bytes(policy.block_size_tokens, element), 1
+
+
+def _remote_cost(
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec
+) -> RemoteCost | None:
+    """None where steps fetch nothing from beyond the host."""
+    if not reads_beyond_host(policy, placement):
+        return None
+    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    return remote_cost(hardware, placement, block_bytes, *_written_piece(model, policy))
 
 
 def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int64]:

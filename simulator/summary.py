@@ -14,6 +14,8 @@ from simulator import cost
 from simulator.capacity import Footprint
 from simulator.demand import Demand
 from simulator.metrics import BREAKDOWN
+from simulator.remote import on_drives, over_network, stream_write_bytes_per_s
+from simulator.specs.experiment import PlacementSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
@@ -33,6 +35,7 @@ class Point:
     """One GPU's shard."""
     hardware: HardwareSpec
     policy: PolicySpec
+    placement: PlacementSpec
     batch_size: int
     context_tokens: int
     demands: tuple[Demand, ...]
@@ -57,19 +60,23 @@ def summarise(point: Point) -> dict[str, Any]:
     warm_up = warm_up_steps(point.runs[0])
     step_s = point.result.step_s[:, warm_up:]
     parts_s = point.result.parts_s[:, warm_up:].mean(axis=(0, 1))
-    busy_s = point.result.h2d_busy_s[:, warm_up:]
+    link_s, remote_s = point.result.h2d_busy_s[:, warm_up:], point.result.remote_busy_s[:, warm_up:]
     gained = np.array([tokens_gained(point, run)[warm_up:] for run in point.runs])
     tokens = float(gained.sum())
     throughput = float((gained.sum(axis=1) / step_s.sum(axis=1)).sum())
     tokens_per_step = tokens / (step_s.size * point.batch_size)
     # Per token of a request: a step with verified drafts gains several.
-    parts_s, busy_s = parts_s / tokens_per_step, busy_s / tokens_per_step
+    parts_s = parts_s / tokens_per_step
+    link_busy_s, remote_busy_s = float(link_s.mean()) / tokens_per_step, float(remote_s.mean()) / tokens_per_step
     tpot_s = float(step_s.mean()) / tokens_per_step
     token_s = step_s * point.batch_size / gained
     exposed_s = float(parts_s[T_EXPOSED])
-    h2d_bytes = sum(float(run.h2d_bytes[warm_up:].sum()) for run in point.runs)
-    d2h_bytes = sum(float(run.d2h_bytes[warm_up:].sum()) for run in point.runs)
-    link_busy_s = float(busy_s.mean())
+
+    def bytes_per_token(name: str) -> float:
+        return sum(float(getattr(run, name)[warm_up:].sum()) for run in point.runs) / tokens
+
+    beyond_host = bytes_per_token("remote_read_bytes") + bytes_per_token("remote_write_bytes")
+    busy_s = max(link_busy_s, remote_busy_s)
     kv_len = point.context_tokens + round(point.result.step_s.shape[1] * tokens_per_step) - 1
     row: dict[str, Any] = {
         "throughput_tokens_per_s": throughput,
@@ -79,23 +86,33 @@ def summarise(point: Point) -> dict[str, Any]:
         "tpot_p99_s": float(np.quantile(token_s, 0.99)),
         "ttft_p50_s": ttft_p50_s(point),
         "exposed_transfer_s": exposed_s,
-        "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
+        "hidden_fraction": float(np.clip(1 - exposed_s / busy_s, 0, 1)) if busy_s > 0 else None,
         **demand_metrics(point.demands, point.policy),
-        "h2d_bytes_per_token": h2d_bytes / tokens,
-        "d2h_bytes_per_token": d2h_bytes / tokens,
-        "remote_bytes_per_token": 0.0,
+        "h2d_bytes_per_token": bytes_per_token("h2d_bytes"),
+        "d2h_bytes_per_token": bytes_per_token("d2h_bytes"),
+        "remote_bytes_per_token": beyond_host if over_network(point.placement) else 0.0,
+        "nvme_bytes_per_token": beyond_host if on_drives(point.placement) else 0.0,
         "admission_bytes": admission_bytes(point),
-        "link_utilization": float(min(1.0, link_busy_s / tpot_s)),
+        "link_utilization": min(1.0, link_busy_s / tpot_s),
         "link_busy_s": link_busy_s,
+        "remote_utilization": min(1.0, remote_busy_s / tpot_s),
+        "remote_busy_s": remote_busy_s,
         "hbm_bytes_peak": point.footprint.hbm_bytes(point.batch_size),
         "host_bytes_peak": point.footprint.host_bytes(point.batch_size) * point.num_gpus,
+        "remote_bytes_peak": point.footprint.remote_bytes(point.batch_size) * point.num_gpus,
         "max_batch_size": point.footprint.max_batch_size,
         "tokens_per_iteration": tokens_per_step,
         "iteration_s": float(step_s.mean()),
         "draft_overhead_s": float(np.mean([run.draft_overhead_s for run in point.runs])),
         **{name: float(seconds) for name, seconds in zip(BREAKDOWN, parts_s, strict=True)},
     }
-    row |= ceilings(point, row["h2d_bytes_per_token"], kv_len, tokens_per_step)
+    row |= ceilings(point, kv_len, tokens_per_step)
+    alone = point.runs[0]
+    for name, rate, fetched in (
+        ("h2d_ceiling_tokens_per_s", alone.link_bytes_per_s, bytes_per_token("h2d_bytes")),
+        ("remote_ceiling_tokens_per_s", alone.solo.remote, bytes_per_token("remote_read_bytes")),
+    ):
+        row[name] = point.num_gpus * rate / fetched if fetched else None
     row["bound"], row["bound_detail"] = bound(point, row)
     return row
 
@@ -138,18 +155,20 @@ def admission_bytes(point: Point) -> int:
 def ttft_p50_s(point: Point) -> float:
     """Median over the batch when all prompts arrive at once and are prefilled one after another.
 
-    A system whose KV lives on the host writes it back layer by layer while it prefills: the slower of the two counts.
+    A system whose KV lives outside HBM writes it there layer by layer while it prefills: the slowest stage counts.
     """
     prefill_s = cost.prefill_s(point.hardware, point.model, point.context_tokens)
     if point.policy.offloads:
         element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
-        write_back_s = point.model.kv_bytes(point.context_tokens, element) / point.hardware.link.d2h_bytes_per_s.value
-        prefill_s = max(prefill_s, write_back_s)
+        kv_bytes = point.model.kv_bytes(point.context_tokens, element)
+        prefill_s = max(prefill_s, kv_bytes / point.hardware.link.d2h_bytes_per_s.value)
+        if point.placement.kv_tier != "host":
+            prefill_s = max(prefill_s, kv_bytes / stream_write_bytes_per_s(point.hardware, point.placement))
     return float(np.median(np.arange(1, point.batch_size + 1))) * prefill_s
 
 
-def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int, tokens_per_step: float) -> dict[str, float | None]:
-    """Tokens/s of the host's GPUs if one resource alone bound, and the KV and metadata bytes HBM serves per token.
+def ceilings(point: Point, kv_len: int, tokens_per_step: float) -> dict[str, float | None]:
+    """Tokens/s of the host's GPUs if HBM or compute alone bound, and the KV and metadata bytes HBM serves per token.
 
     Every byte and operation of a token is counted on each GPU that it costs.
     """
@@ -169,13 +188,10 @@ def ceilings(point: Point, h2d_bytes_per_token: float, kv_len: int, tokens_per_s
     params_bytes = weight_read_bytes(model, rows)
     hbm_s = (params_bytes + batch * read) / gpu.hbm_read_bytes_per_s.value
     flops = 2.0 * rows * active_params(model)
-    link_rate = point.runs[0].link_bytes_per_s
     return {
         "kv_bytes_read_per_token": read * model.tensor_parallel / tokens_per_step,
         "hbm_ceiling_tokens_per_s": gained / hbm_s,
         "compute_ceiling_tokens_per_s": gained * gpu.bf16_sustained_flops.value / flops,
-        "h2d_ceiling_tokens_per_s": point.num_gpus * link_rate / h2d_bytes_per_token if h2d_bytes_per_token else None,
-        "remote_ceiling_tokens_per_s": None,
     }
 
 
@@ -197,15 +213,19 @@ def active_params(model: ModelSpec) -> int:
 def bound(point: Point, row: dict[str, Any]) -> tuple[str, str]:
     """What limits the point, and a sentence with the figures.
 
-    capacity: not one more request fits. h2d: the link is saturated, or waiting for it is the largest share of the
-    step. software: the CPU's share is. Else hbm or compute, whichever ceiling is lower.
+    capacity: not one more request fits. h2d, remote: the link or the way beyond the host, whichever is busier, is
+    saturated, or waiting for it is the largest share of the step. software: the CPU's share is. Else hbm or compute,
+    whichever ceiling is lower.
     """
     tpot_s = row["tpot_mean_s"]
     waiting, software = row["t_exposed_wait_s"], row["t_software_s"]
     kernels = tpot_s - waiting - software
-    link = f"host link busy {row['link_utilization']:.0%}, exposed {waiting / tpot_s:.0%} of the step"
-    if row["link_utilization"] >= SATURATED or waiting >= max(kernels, software):
-        return "h2d", link
+    on_link, beyond = row["link_utilization"], row["remote_utilization"]
+    link = f"host link busy {on_link:.0%}, exposed {waiting / tpot_s:.0%} of the step"
+    if beyond:
+        link = f"{point.placement.kv_tier} busy {beyond:.0%}, {link}"
+    if max(on_link, beyond) >= SATURATED or waiting >= max(kernels, software):
+        return ("remote" if beyond >= on_link else "h2d"), link
     if software >= kernels:
         return "software", f"CPU overhead is {software / tpot_s:.0%} of the step"
     hbm, compute = row["hbm_ceiling_tokens_per_s"], row["compute_ceiling_tokens_per_s"]

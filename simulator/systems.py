@@ -13,12 +13,15 @@ from typing import Any
 from simulator.cost import drafts
 from simulator.fetch_cap import default_slack_blocks
 from simulator.selectors.table import SELECTORS
+from simulator.specs.experiment import IN_HOST_MEMORY, PlacementSpec
 from simulator.specs.policy import PolicySpec
 from simulator.specs.validation import unknown_name, validated
 from traces.errors import InputError
 
 BUDGET_SHARE = 8
 """Default KV budget: context / 8, an assumption; every output prints the budget."""
+HOST_CACHE_SHARE = 2
+"""Default host cache of fetched blocks: context / 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,13 @@ _MOVES = (
     "policy.write_back",
     "policy.draft_head",
     "placement.host_numa",
+    "placement.kv_tier",
 )
 """Matter only where blocks cross the host link."""
+_REMOTE = ("placement.remote_path", "placement.nic_numa", "policy.host_residency", "policy.host_cache_tokens")
+"""Matter only where blocks come from beyond the host."""
+_STAGED = ("policy.transport", "policy.gather_ctas", "placement.host_numa")
+"""Matter only where blocks pass through host memory."""
 _SELECTS = (
     "policy.kv_budget_tokens",
     "policy.block_size_tokens",
@@ -123,11 +131,23 @@ def get_system(name: str) -> System:
     return system
 
 
-def ignored_parameters(policy: PolicySpec) -> frozenset[str]:
-    """Dotted parameters that cannot change a result under this policy: null in its rows, no point of their own."""
+def ignored_parameters(policy: PolicySpec, placement: PlacementSpec = IN_HOST_MEMORY) -> frozenset[str]:
+    """Dotted parameters that cannot change a result under this policy and placement: null in its rows, no point of
+    their own."""
     ignored: set[str] = set()
     if not policy.offloads:
         ignored.update(_MOVES)
+    if not policy.offloads or placement.kv_tier == "host":
+        ignored.update(_REMOTE)
+    else:
+        if placement.kv_tier == "nvme":
+            ignored.add("placement.nic_numa")
+        if policy.host_residency == "full":
+            ignored.update(("placement.remote_path", "placement.nic_numa"))
+        elif placement.remote_path == "direct":
+            ignored.update(_STAGED)
+        if policy.host_residency != "fetched":
+            ignored.add("policy.host_cache_tokens")
     if policy.selector == "all":
         ignored.update(_SELECTS)
     elif SELECTORS[policy.selector].reads != "keys":
@@ -150,7 +170,7 @@ def ignored_parameters(policy: PolicySpec) -> frozenset[str]:
     return frozenset(ignored)
 
 
-def compose_policy(system: str, overrides: Mapping[str, Any]) -> PolicySpec:
+def compose_policy(system: str, overrides: Mapping[str, Any], placement: PlacementSpec = IN_HOST_MEMORY) -> PolicySpec:
     """The system's policy with overrides, ignored keys at their defaults, budget and derived slack still open.
 
     Two policies that act alike are equal. Raises InputError: unknown system or key, bad value, or choices that do
@@ -161,21 +181,28 @@ def compose_policy(system: str, overrides: Mapping[str, Any]) -> PolicySpec:
     # A system at rest ignores what it was given; only what remains can conflict.
     defaults = {
         key.removeprefix("policy."): PolicySpec.model_fields[key.removeprefix("policy.")].default
-        for key in ignored_parameters(policy)
+        for key in ignored_parameters(policy, placement)
         if key.startswith("policy.") and not (key == "policy.slack_blocks" and policy.offloads)
     }
     policy = policy.model_copy(update=defaults)
     _require_coherent(policy, system)
+    if policy.host_residency == "fetched" and placement.remote_path == "direct":
+        raise InputError(
+            "policy.host_residency: fetched keeps what passes through host memory, so placement.remote_path must be "
+            f"staged, not direct (system {system})"
+        )
     return policy
 
 
-def resolve_policy(system: str, overrides: Mapping[str, Any], context_tokens: int) -> PolicySpec:
+def resolve_policy(
+    system: str, overrides: Mapping[str, Any], context_tokens: int, placement: PlacementSpec = IN_HOST_MEMORY
+) -> PolicySpec:
     """`compose_policy` with numbers: the budget (default context / 8 in whole blocks) and, with residency slack, the
     slots for everything in flight, ceil(k c K). Where everything is attended the budget stays null.
 
     Raises InputError as `compose_policy`, and for a budget that is no positive multiple of the block size.
     """
-    policy = compose_policy(system, overrides)
+    policy = compose_policy(system, overrides, placement)
     if policy.selector == "all":
         return policy
     size = policy.block_size_tokens
@@ -198,7 +225,15 @@ def resolve_policy(system: str, overrides: Mapping[str, Any], context_tokens: in
     slack = policy.slack_blocks
     if policy.residency == "slack" and slack is None:
         slack = max(1, default_slack_blocks(policy.plan_distance, policy.fetch_cap, budget // size))
-    return policy.model_copy(update={"kv_budget_tokens": budget, "slack_blocks": slack})
+    cache = policy.host_cache_tokens
+    if policy.host_residency == "fetched":
+        cache = cache or max(1, context_tokens // HOST_CACHE_SHARE // size) * size
+        if cache % size:
+            nearest = f"{cache // size * size} and {cache // size * size + size}" if cache > size else str(size)
+            raise InputError(
+                f"policy.host_cache_tokens: {cache} is no multiple of the block size {size}; nearest: {nearest}"
+            )
+    return policy.model_copy(update={"kv_budget_tokens": budget, "slack_blocks": slack, "host_cache_tokens": cache})
 
 
 def _require_coherent(policy: PolicySpec, system: str) -> None:

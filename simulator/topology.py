@@ -95,7 +95,7 @@ class HostTopology:
             )
         self._capacity: dict[str, float] = {}
         self._link_path = [self._host_to_gpu(gpu) for gpu in range(num_gpus)]
-        self._remote_path: list[Path] = [{} for _ in range(num_gpus)]
+        self._remote_path = [self._remote_to_gpu(gpu) for gpu in range(num_gpus)]
 
     def shares(self, on_link: Sequence[int], on_remote: Sequence[int], solo: Solo) -> dict[int, Share]:
         """Shares of every GPU that transfers, when those of `on_link` use their host link and those of `on_remote`
@@ -149,4 +149,33 @@ class HostTopology:
         for socket, share in self._page_sockets(gpu).items():
             self._dram(path, socket, share)
             self._cross(path, socket, self._socket(gpu), share)
+        return path
+
+    def _remote_to_gpu(self, gpu: int) -> Path:
+        """NIC or drives to host memory (staged) or, from below the GPU's own switch or across sockets, to the GPU.
+
+        The other way over a switch's uplink, from a NIC to host memory, is not what host-to-GPU transfers use.
+        """
+        path: Path = {}
+        tier, here = self._placement.kv_tier, self._socket(gpu)
+        direct = self._placement.remote_path == "direct"
+        pages = {here: 1.0} if direct else self._page_sockets(gpu)
+        if tier == "host":
+            return path
+        if not direct:
+            for socket, share in pages.items():
+                self._dram(path, socket, share)
+        if tier == "nvme":
+            for socket, share in pages.items():
+                path[f"nvme {socket}"] = share
+            if direct:
+                self._switch(path, gpu)
+            return path
+        nic_socket = here if self._placement.nic_numa == "local" else self._other(here)
+        index = gpu // self._sockets % max(1, int(self._hardware.nic.per_socket.value))
+        path[f"nic {nic_socket}.{index}"] = 1.0
+        for socket, share in pages.items():
+            self._cross(path, nic_socket, socket, share)
+        if direct and nic_socket != here:
+            self._switch(path, gpu)
         return path

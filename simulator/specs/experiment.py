@@ -28,12 +28,24 @@ class WorkloadSpec(Spec):
 
 class PlacementSpec(Spec):
     host_numa: Literal["local", "far", "interleave"] = "local"
-    """Socket whose DRAM holds the full KV, seen from the GPU."""
+    """Socket whose DRAM holds the full KV, or through which it comes, seen from the GPU."""
+    kv_tier: Literal["host", "remote", "nvme", "nvme-of"] = "host"
+    """Where the full KV lives: the host's DRAM, DRAM of another machine behind the network, the host's drives, or
+    drives behind the network."""
+    remote_path: Literal["staged", "direct"] = "staged"
+    """How blocks come from beyond the host: into host memory and on as if they had been there, or by the NIC or drive
+    into their slots in HBM."""
+    nic_numa: Literal["local", "far"] = "local"
+    """Socket of the NIC that serves a GPU, seen from the GPU."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one replica: heads, feed-forward and vocabulary are split, two all-reduces a layer join them."""
     num_gpus: PositiveInt | None = None
     """GPUs of the host in use, a multiple of `tensor_parallel`: data-parallel replicas, each with its own batch,
     sharing switches, sockets and DRAM. Null: one replica."""
+
+
+IN_HOST_MEMORY = PlacementSpec()
+"""The default: one GPU, its KV in DRAM of its socket."""
 
 
 class EngineSpec(Spec):

@@ -144,6 +144,39 @@ class NvlinkFigures(Spec):
     """One phase of an all-reduce in a graph: launch, and a barrier across the GPUs."""
 
 
+class MessageRate(Spec):
+    """What one stream of messages of a size reaches."""
+
+    message_bytes: PositiveInt
+    bytes_per_s: Figure
+
+
+class NicFigures(Spec):
+    """Network adapters of a host, one direction each way at full rate, and the memory behind them."""
+
+    per_socket: Figure
+    bytes_per_s: Figure
+    """Large messages."""
+    messages: tuple[MessageRate, ...] = Field(min_length=1)
+    """By message size, ascending: seconds a message are linear between, and beyond the ends."""
+    t0_s: Figure
+    """From a posted request to its first byte."""
+    pool_bytes: Figure
+    """Memory of other machines that a host may keep KV in."""
+
+
+class NvmeFigures(Spec):
+    """Drives of one socket together, or of a storage target behind the network."""
+
+    bytes: Figure
+    read_bytes_per_s: Figure
+    write_bytes_per_s: Figure
+    read_iops: Figure
+    write_iops: Figure
+    t0_s: Figure
+    """From a posted read to its first byte."""
+
+
 class PairRate(Spec):
     """How two kinds of work slow each other, from a graph of just these two."""
 
@@ -169,5 +202,7 @@ class HardwareSpec(Spec):
     link: LinkFigures
     host: HostFigures
     nvlink: NvlinkFigures
+    nic: NicFigures
+    nvme: NvmeFigures
     pairs: tuple[PairRate, ...] = ()
     """Pairs not listed do not slow each other."""

@@ -24,6 +24,7 @@ WriteBack = Literal["block", "token"]
 DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram"]
 
 
+HostResidency = Literal["full", "fetched", "none"]
 KV_BYTES_PER_ELEMENT = {"bf16": 2, "fp8": 1, "int8": 1}
 MAX_SLACK_BLOCKS = 65_536
 """Blocks of 16 tokens in a million: more slots than any context has blocks."""
@@ -74,6 +75,12 @@ class PolicySpec(Spec):
     metadata_vectors_per_block: Annotated[int, Field(gt=0, le=64, strict=True)] = 2
     """Compressed-key vectors per block (min and max: 2)."""
     metadata_bytes_per_element: Annotated[float, Field(gt=0, le=8, strict=True)] = 2.0
+    host_residency: HostResidency = "none"
+    """What host memory keeps of KV whose home is beyond it. full: a copy of everything, pulled at admission; fetched:
+    the blocks fetched last (least recently fetched out, per KV head); none."""
+    host_cache_tokens: PositiveInt | None = None
+    """Tokens per KV head that `fetched` keeps. Null: context / 2, an assumption, about what OasisKV reports (decode
+    hosts held 1/2.2 to 1/2.6 of the full KV)."""
     draft_head: DraftHead = "eagle3"
     """Whose cost drafting has (`simulator.draft_heads`): a one-layer EAGLE-3 head, Medusa heads, the model's own
     multi-token-prediction module, prompt lookup on the CPU, or lookahead decoding's n-gram rows."""

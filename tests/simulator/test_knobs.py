@@ -20,6 +20,7 @@ BASE = {
     "policy.kv_budget_tokens": 512,
 }
 UNCAPPED = {"policy.fetch_cap": 1.0}
+REMOTE = {**UNCAPPED, "placement.kv_tier": "remote"}
 ON_DEMAND = {"system": "retrieval"}
 H2O, STREAMING, SCISSORHANDS = ({"system": name} for name in ("h2o", "streamingllm", "scissorhands"))
 IN_HBM = {"system": "quest", "policy.kv_budget_tokens": 512}
@@ -115,6 +116,17 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
     "placement.host_numa": (UNCAPPED, "local", "far", "exposed_transfer_s", True),
     "placement.num_gpus": (UNCAPPED, 1, 8, "throughput_tokens_per_s", True),
     "placement.tensor_parallel": ({}, 4, 1, "tpot_mean_s", True),
+    "placement.kv_tier": (UNCAPPED, "host", "remote", "exposed_transfer_s", True),
+    "placement.remote_path": (REMOTE, "direct", "staged", "h2d_bytes_per_token", True),
+    "placement.nic_numa": (REMOTE, "local", "far", "exposed_transfer_s", True),
+    "policy.host_residency": (REMOTE, "full", "none", "remote_bytes_per_token", True),
+    "policy.host_cache_tokens": (
+        {**REMOTE, "policy.host_residency": "fetched"},
+        1536,
+        512,
+        "remote_bytes_per_token",
+        True,
+    ),
     "engine.software_overhead_s": ({}, 0.0, 0.001, "tpot_mean_s", True),
     "engine.hbm_utilization": ({}, 0.5, 0.9, "max_batch_size", True),
     "mapping.layers": (ON_DEMAND, "shared", "all", "h2d_bytes_per_token", None),

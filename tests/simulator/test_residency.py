@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.demand import REMOTE_FIELDS
 from simulator.mapping import Mapping
 from simulator.predictors import predicted_ranking, random_ranking, selector_ranking
 from simulator.replay import integer_mass, replayed_heads, run_kernel
@@ -88,6 +89,7 @@ def expected_rows(
     rules = Rules(
         num_kept, num_kept + slack, k, policy.lookahead_mode == "refine", policy.miss_rule == "stall" and k > 0,
         drops or policy.eviction == "lowest-score", Fraction(0 if drops else str(policy.fetch_cap)),
+        0 if drops else (policy.host_cache_tokens or 0) // BLOCK_SIZE,
     )  # fmt: skip
     scopes = []
     for first, end in zip(heads.scope_start, heads.scope_start[1:], strict=False):
@@ -138,6 +140,7 @@ def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: 
         for step, counts in enumerate(rows):
             for h, expected in enumerate(counts):
                 got = {name: int(out.counts[i, first + h, step]) for i, name in enumerate(COUNTS)}
+                got |= {name: int(out.remote[i, first + h, step]) for i, name in enumerate(REMOTE_FIELDS)}
                 got |= {"mass": int(out.mass[first + h, step]), "coverage": int(out.coverage[first + h, step])}
                 assert got == expected, f"step {step}, head {first + h}"
 
@@ -156,11 +159,12 @@ def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: 
     first_kv_len=st.integers(1, 40),
     extra_width=st.integers(0, 6),
     open_too=st.booleans(),
+    host_blocks=st.integers(0, 20),
     seed=st.integers(0, 2**20),
 )
 def test_kernel_agrees_with_reference(
     choice: dict, cap: float, scope: str, eviction: str, miss_rule: str, k: int, slack: int, num_kept: int,
-    num_steps: int, first_kv_len: int, extra_width: int, open_too: bool, seed: int,
+    num_steps: int, first_kv_len: int, extra_width: int, open_too: bool, host_blocks: int, seed: int,
 ) -> None:  # fmt: skip
     group = random_group(seed, num_steps, 2, 2, first_kv_len, num_kept + extra_width, open_too)
     num_kept = min(num_kept, group.max_ranked_blocks(BLOCK_SIZE))
@@ -178,6 +182,8 @@ def test_kernel_agrees_with_reference(
         block_size_tokens=BLOCK_SIZE,
         residency="slack" if slack else "exact",
         slack_blocks=slack or None,
+        host_residency="fetched" if host_blocks else "none",
+        host_cache_tokens=host_blocks * BLOCK_SIZE or None,
     )
     mapping = Mapping("test", np.array([0, 1, 1], np.int32), np.array([0, 1, 0], np.int32), "")
     assert_kernel_is_reference(group, policy, mapping, seed)

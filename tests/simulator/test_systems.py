@@ -9,6 +9,7 @@ import pytest
 
 from simulator import systems
 from simulator.experiment import experiment_keys
+from simulator.specs.experiment import PlacementSpec
 from simulator.specs.policy import PolicySpec
 from simulator.systems import SYSTEMS, System, compose_policy, ignored_parameters, resolve_policy
 from traces.errors import InputError
@@ -75,6 +76,33 @@ def test_ignored_keys_change_nothing(name: str) -> None:
         assert resolve_policy(name, {key: ALTERNATIVES[key]}, CONTEXT_TOKENS) != base, key
 
 
+def test_what_each_tier_makes_meaningless() -> None:
+    def ignored(policy: dict[str, Any], **placement: str) -> set[str]:
+        where = PlacementSpec(**placement)
+        base = ignored_parameters(compose_policy("oasiskv", {}), where.model_copy(update={"kv_tier": "host"}))
+        return ignored_parameters(compose_policy("oasiskv", policy, where), where) ^ base
+
+    paths, host = {"placement.remote_path", "placement.nic_numa"}, {"policy.host_residency"}
+    assert ignored({}, kv_tier="remote") == paths | host
+    assert ignored({}, kv_tier="nvme") == {"placement.remote_path", *host}
+    cached = {"host_residency": "fetched"}
+    assert ignored(cached, kv_tier="remote") == paths | host | {"policy.host_cache_tokens"}
+    assert ignored({"host_residency": "full"}, kv_tier="remote", nic_numa="far") == host
+    through_host = {"policy.transport", "policy.gather_ctas", "placement.host_numa"}
+    assert ignored({}, kv_tier="remote", remote_path="direct") == paths | host | through_host
+    assert ignored_parameters(compose_policy("dense", cached), PlacementSpec(kv_tier="remote")) >= paths | host
+    with pytest.raises(InputError, match="fetched keeps what passes through host memory"):
+        compose_policy("oasiskv", cached, PlacementSpec(kv_tier="remote", remote_path="direct"))
+
+
+def test_the_host_cache_defaults_to_half_of_the_context_in_whole_blocks() -> None:
+    where, cached = PlacementSpec(kv_tier="remote"), {"host_residency": "fetched"}
+    assert resolve_policy("oasiskv", cached, 4100, where).host_cache_tokens == 2048
+    assert resolve_policy("oasiskv", cached, 4100).host_cache_tokens is None
+    with pytest.raises(InputError, match="host_cache_tokens: 100 is no multiple of the block size 16; nearest: 96 and"):
+        resolve_policy("oasiskv", {**cached, "host_cache_tokens": 100}, 4096, where)
+
+
 def test_what_each_choice_makes_meaningless() -> None:
     dense = ignored_parameters(compose_policy("dense", {}))
     assert {"policy.kv_budget_tokens", "policy.block_size_tokens", "policy.fetch_cap", "policy.lookahead_k"} <= dense
@@ -89,7 +117,10 @@ def test_what_each_choice_makes_meaningless() -> None:
     assert not {"policy.fetch_cap", "policy.transport", "placement.host_numa"} & retrieval
     assert "policy.miss_rule" not in ignored_parameters(compose_policy("retrieval", {"fetch_cap": 0.5}))
     single = {"policy.recent_share", "policy.history_steps", "policy.sink_tokens"}
-    assert ignored_parameters(compose_policy("oasiskv", {})) == single
+    remote = {
+        "placement.remote_path", "placement.nic_numa", "policy.host_residency", "policy.host_cache_tokens",
+    }  # fmt: skip
+    assert ignored_parameters(compose_policy("oasiskv", {})) == single | remote
     h2o = ignored_parameters(compose_policy("h2o", {}))
     assert (dense - quest) - h2o == {
         "policy.kv_budget_tokens", "policy.block_size_tokens", "mapping.rule", "mapping.layers",
