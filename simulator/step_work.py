@@ -45,6 +45,8 @@ class RunWork:
     """[T], from beyond the host."""
     remote_write_bytes: Float
     """[T], to beyond the host."""
+    remote_bytes_per_s: float = 0.0
+    """Blocks from beyond the host alone on one GPU's way; 0: none come."""
     num_gpus: int = 1
     tokens: Float | None = None
     """[T], that the batch gains; None: one per request and step."""
@@ -54,15 +56,9 @@ class RunWork:
     @property
     def solo(self) -> Solo:
         """What one GPU's transfers draw while they run alone, overheads included."""
-        work = self.work
-        link = _rate(self.h2d_bytes, work.first_s, work.prefetch_s, self.num_gpus)
-        remote = _rate(self.remote_read_bytes, work.remote_first_s, work.remote_prefetch_s, self.num_gpus)
-        return Solo(link or self.link_bytes_per_s, remote or 1.0)
-
-
-def _rate(num_bytes: Float, first_s: Float, prefetch_s: Float, num_gpus: int) -> float:
-    seconds = float(first_s.sum() + prefetch_s.sum())
-    return float(num_bytes.sum()) / num_gpus / seconds if seconds > 0 else 0.0
+        seconds = float(self.work.first_s.sum() + self.work.prefetch_s.sum())
+        link = float(self.h2d_bytes.sum()) / self.num_gpus / seconds if seconds > 0 else self.link_bytes_per_s
+        return Solo(link, self.remote_bytes_per_s or 1.0)
 
 
 def sum_over_requests(rows: NDArray[np.int32], offsets: NDArray[np.int64], num_steps: int) -> Float:
@@ -122,7 +118,10 @@ def build_run_work(
     if policy.selector != "all":
         selects[list(model.full_attention_layers)] = True
     link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
-    remote = _remote_cost(model, hardware, policy, placement)
+    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    remote = None
+    if reads_beyond_host(policy, placement):
+        remote = remote_cost(hardware, placement, block_bytes, *_written_piece(model, policy))
     if remote is not None:
         lands_in_slots = placement.remote_path == "direct"
         rules = replace(rules, remote=True, lands_in_slots=lands_in_slots)
@@ -180,6 +179,7 @@ def build_run_work(
         link_bytes_per_s=link.bytes_per_s,
         remote_read_bytes=moved.remote_bytes,
         remote_write_bytes=written_bytes if rules.remote else np.zeros(num_steps),
+        remote_bytes_per_s=block_bytes / remote.read_s if remote is not None else 0.0,
         num_gpus=model.tensor_parallel,
         tokens=tokens,
         draft_overhead_s=draft_overhead_s,
@@ -327,16 +327,6 @@ def _written_piece(model: ModelSpec, policy: PolicySpec) -> tuple[int, int]:
     if policy.write_back == "token":
         return model.block_bytes(1, element), 2
     return model.block_bytes(policy.block_size_tokens, element), 1
-
-
-def _remote_cost(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec
-) -> RemoteCost | None:
-    """None where steps fetch nothing from beyond the host."""
-    if not reads_beyond_host(policy, placement):
-        return None
-    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
-    return remote_cost(hardware, placement, block_bytes, *_written_piece(model, policy))
 
 
 def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ def summarise(point: Point) -> dict[str, Any]:
     alone = point.runs[0]
     for name, rate, fetched in (
         ("h2d_ceiling_tokens_per_s", alone.link_bytes_per_s, bytes_per_token("h2d_bytes")),
-        ("remote_ceiling_tokens_per_s", alone.solo.remote, bytes_per_token("remote_read_bytes")),
+        ("remote_ceiling_tokens_per_s", alone.remote_bytes_per_s, bytes_per_token("remote_read_bytes")),
     ):
         row[name] = point.num_gpus * rate / fetched if fetched else None
     row["bound"], row["bound_detail"] = bound(point, row)
