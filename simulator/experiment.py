@@ -101,6 +101,10 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     placement = _without_ignored_placement(experiment.placement, ignored).model_copy(update={"num_gpus": num_gpus})
     HostTopology(hardware, num_gpus, placement)
     require_tier(hardware, placement)
+    if experiment.serving is not None and placement.kv_tier != "host":
+        raise InputError(
+            f"placement.kv_tier {placement.kv_tier}: serving runs keep the full KV in host memory, use host"
+        )
     workload = experiment.workload
     if experiment.serving is None:
         workload = workload.model_copy(update={"context_tokens": context_tokens})
