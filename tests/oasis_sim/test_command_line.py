@@ -332,7 +332,7 @@ def test_ctrl_c_exits_130_and_keeps_finished_points(
 def test_an_internal_error_exits_70_and_names_the_file_with_the_traceback(
     oasis: Oasis, tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise KeyError("a fault of the program")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -354,10 +354,10 @@ def test_one_broken_point_does_not_end_a_sweep(oasis: Oasis, tiny_trace: Path, m
 
     whole = points.run_point
 
-    def broken_at_32(experiment: Any) -> Any:
+    def broken_at_32(experiment: Any, **options: Any) -> Any:
         if experiment.policy["block_size_tokens"] == 32:
             raise ZeroDivisionError("block 32")
-        return whole(experiment)
+        return whole(experiment, **options)
 
     few = ["--system", "quest", "--block-size", "16,32", "--batch-size", "32"]
     arguments = ("sweep", "--trace", str(tiny_trace), *few, "--jobs", "1", "--json")
