@@ -293,7 +293,10 @@ def test_without_a_tier_only_the_systems_that_use_it_suffer(tier, tmp_path):
         ({"placement__kv_tier": "ssd"}, "placement.kv_tier"),
         ({"policy__host_residency": "fetched", "policy__host_cache_tokens": 40}, "nearest: 32 and 48"),
         ({"policy__host_residency": "fetched", "policy__host_cache_tokens": 4}, "nearest: 16"),
-        ({"serving__num_requests": 4}, "kv_tier remote: serving runs keep the full KV in host memory"),
+        (
+            {"serving__num_requests": 4, "policy__kv_budget_tokens": 512},
+            "kv_tier remote: serving runs keep the full KV in host memory, use host",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):
