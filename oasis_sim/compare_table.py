@@ -51,7 +51,7 @@ def print_comparison(
         notes.append("Batches differ: each system takes its best one. --batch-size N holds all to the same.")
     if best is not None and get_system(best["system"]).policy.get("residency") == "drop":
         notes.append(
-            f"{best['system']} drops KV for good. Its recall is that of this trace's own queries and says nothing about "
+            f"{best['system']} drops KV for good. Its recall is that of this trace's own queries; it says nothing of "
             "a later question on what was dropped."
         )
     for line in (*notes, *(f"{system} is left out: {reason}" for system, reason in left_out.items())):
