@@ -9,14 +9,17 @@ from typing import Any
 from simulator.catalog import load_model
 from simulator.experiment import expand
 from simulator.points import run_point
-from simulator.reproduce.closed_forms import CLOSED_FORMS
+from simulator.reproduce.closed_forms import CLOSED_FORMS, Setting
 from simulator.reproduce.sources import profile_with, recipe_trace
 from simulator.reproduce.table import Experiment, Row
 from simulator.specs.experiment import ExperimentSpec
 from simulator.systems import resolve_policy
 from traces.errors import InputError
+from traces.group import TraceGroup
+from traces.reader import open_trace
 
 CHURN = "recipe.churn"
+STEPS = "recipe.steps"
 BATCH_SHARE = "batch.share"
 HARDWARE = "hardware."
 
@@ -41,8 +44,13 @@ class Evaluation:
             settings = self.settings(asked.point)
             context = int(settings["workload.context_tokens"])
             policy = {k.removeprefix("policy."): v for k, v in settings.items() if k.startswith("policy.")}
-            resolved = resolve_policy(settings["system"], policy, context)
-            return CLOSED_FORMS[asked.closed_form](load_model(settings["model"]), resolved, context)
+            setting = Setting(
+                load_model(settings["model"]),
+                resolve_policy(settings["system"], policy, context),
+                context,
+                lambda: self._group(asked.point, settings),
+            )
+            return CLOSED_FORMS[asked.closed_form](setting)
         assert asked.column is not None
         found = self._column(asked.point, asked.column)
         return found if asked.relative_to is None else found / self._column(asked.relative_to, asked.column)
@@ -77,7 +85,7 @@ class Evaluation:
         plain = {
             key: value
             for key, value in self.inputs(name).items()
-            if key not in (CHURN, BATCH_SHARE) and not key.startswith(HARDWARE)
+            if key not in (CHURN, STEPS, BATCH_SHARE) and not key.startswith(HARDWARE)
         }
         return {**self.experiment.settings, **plain, **self.experiment.points[name].settings, **self.overrides}
 
@@ -89,16 +97,27 @@ class Evaluation:
             if not given.points or point in given.points
         }
 
+    def _trace(self, name: str, settings: Mapping[str, Any]) -> str:
+        recipe, inputs = self.experiment.recipe, self.inputs(name)
+        assert recipe is not None, "a point that is simulated replays a trace"
+        recipe = recipe.model_copy(update={"steps": inputs.get(STEPS, recipe.steps)})
+        context_tokens = int(settings["workload.context_tokens"])
+        return str(recipe_trace(recipe, inputs.get(CHURN), settings["model"], context_tokens))
+
+    def _group(self, name: str, settings: Mapping[str, Any]) -> TraceGroup:
+        trace = open_trace(self._trace(name, settings))
+        return trace.group(trace.group_names[0])
+
     def _spec(self, name: str, settings: Mapping[str, Any]) -> ExperimentSpec:
-        assert self.experiment.recipe is not None, "a point that is simulated replays a trace"
         inputs = self.inputs(name)
         figures = {key.removeprefix(HARDWARE): inputs[key] for key in inputs if key.startswith(HARDWARE)}
-        if "hardware" in self.overrides:
-            figures = {}  # reported for the published GPU
-        trace = recipe_trace(
-            self.experiment.recipe, inputs.get(CHURN), settings["model"], int(settings["workload.context_tokens"])
-        )
-        built = {**settings, "trace": str(trace), "hardware": profile_with(settings["hardware"], figures)}
+        if self.overrides.keys() & {"hardware", "placement.tensor_parallel", "placement.num_gpus"}:
+            figures = {}  # reported for one GPU of the published kind
+        built = {
+            **settings,
+            "trace": self._trace(name, settings),
+            "hardware": profile_with(settings["hardware"], figures),
+        }
         return expand(built, {})[0]
 
     def _column(self, name: str, column: str) -> float:

@@ -35,11 +35,19 @@ def recipe_trace(recipe: Recipe, churn: float | None, model: str, context_tokens
     if spec.mla is not None:
         raise InputError(f"model {spec.name}: MLA caches one latent for all heads; traces rank blocks per KV head")
     chosen = load_recipe(recipe.name, churn)
+    kv_heads = min(recipe.kv_heads or spec.num_kv_heads, spec.num_kv_heads)
+    geometry = ModelGeometry(
+        name=spec.name,
+        num_layers=spec.num_layers,
+        num_query_heads=kv_heads * spec.num_q_heads // spec.num_kv_heads,
+        num_kv_heads=kv_heads,
+        head_dim=spec.head_dim,
+    )
     key = {
         "kind": "recipe trace",
         "code": _synthesis_code(),
         "recipe": chosen.model_dump(mode="json"),
-        "geometry": [spec.name, spec.num_layers, spec.num_q_heads, spec.num_kv_heads, spec.head_dim],
+        "geometry": geometry.model_dump(mode="json"),
         "context": context_tokens,
         "steps": recipe.steps,
         "layers": recipe.layers,
@@ -48,13 +56,6 @@ def recipe_trace(recipe: Recipe, churn: float | None, model: str, context_tokens
     folder = cache_folder() / "recipe-traces" / cache_key(key)[:32]
     if folder.is_dir():
         return folder
-    geometry = ModelGeometry(
-        name=spec.name,
-        num_layers=spec.num_layers,
-        num_query_heads=spec.num_q_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = synthesis.synthesise(

@@ -23,8 +23,8 @@ class Input(Spec):
     """One input of an experiment, the same for all of its rows."""
 
     key: Name
-    """Dotted key of an experiment, `recipe.churn`, `batch.share` (of the largest batch of another point), or
-    `hardware.` and the dotted name of a profile's figure."""
+    """Dotted key of an experiment, `recipe.churn`, `recipe.steps`, `batch.share` (of the largest batch of another
+    point), or `hardware.` and the dotted name of a profile's figure."""
     value: int | float | str
     origin: Origin
     reason: Text
@@ -104,6 +104,8 @@ class Recipe(Spec):
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Layers generated, by relative depth of the simulated model's 36ths; the others repeat them."""
     steps: PositiveInt
+    kv_heads: PositiveInt | None = None
+    """KV heads generated; the model's others repeat them. Null: all."""
 
 
 class Experiment(Spec):

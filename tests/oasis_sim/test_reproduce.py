@@ -22,7 +22,7 @@ def test_document_has_the_rows_of_the_experiment(oasis):
 def test_screen_says_who_says_each_input(oasis):
     done = oasis("reproduce", ADMISSION)
     assert done.code == 0, done.err
-    for text in ("published", "assumed", "predicted", "not simulated", "free inputs"):
+    for text in ("published", "assumed", "predicted", "free inputs"):
         assert text in done.out
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from simulator.catalog import load_hardware, load_model
 from simulator.reproduce import sources
-from simulator.reproduce.closed_forms import full_over_admission
+from simulator.reproduce.closed_forms import Setting, full_over_admission, full_over_held
 from simulator.reproduce.evaluate import Evaluation
 from simulator.reproduce.report import decode_step_rows, predicted_met, reproduce, row_document
 from simulator.reproduce.sensitivity import effects, solve
@@ -14,6 +15,7 @@ from simulator.reproduce.table import Experiment, Recipe, Row, published
 from simulator.specs.validation import validated
 from simulator.systems import resolve_policy
 from traces.errors import InputError
+from traces.memory import memory_group
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,16 +52,22 @@ def closed(**row: object) -> Experiment:
     return validated(Experiment, {**CLOSED, "rows": [{**CLOSED["rows"][0], **row}]})
 
 
+def no_trace():
+    raise AssertionError("no trace is needed")
+
+
 def test_admission_is_working_set_compressed_keys_and_draft_kv():
     """Qwen3-8B at 32K by hand: 4.5 GiB over 129 blocks (290.25 MiB), 1/16 of the KV (288 MiB), 1/36 (128 MiB)."""
     policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 32768)
     by_hand = 4.5 * 1024 / (290.25 + 288 + 128)
-    assert full_over_admission(load_model("Qwen3-8B"), policy, 32768) == pytest.approx(by_hand, rel=1e-12)
+    setting = Setting(load_model("Qwen3-8B"), policy, 32768, no_trace)
+    assert full_over_admission(setting) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_a_context_within_the_budget_is_admitted_whole():
     policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 1024)
-    assert full_over_admission(load_model("Qwen3-8B"), policy, 1024) == pytest.approx(1 / (1 + 1 / 16 + 1 / 36))
+    setting = Setting(load_model("Qwen3-8B"), policy, 1024, no_trace)
+    assert full_over_admission(setting) == pytest.approx(1 / (1 + 1 / 16 + 1 / 36))
 
 
 def test_published_admission_range_is_predicted_within_ten_percent():
@@ -67,6 +75,23 @@ def test_published_admission_range_is_predicted_within_ten_percent():
     ratios = [row for row in result.rows if row.row.setting.startswith("full KV")]
     assert [row.status for row in ratios] == ["met", "met"]
     assert all(abs(row.error or 1) < 0.1 for row in ratios)
+
+
+def test_decode_side_holds_what_it_was_sent_and_what_it_wrote():
+    """Two heads of eight blocks of which two are kept: counted by hand."""
+    num_steps, size = 5, 16
+    kv_len = 8 * size + 1 + np.arange(num_steps)  # 9 blocks, the last one open
+    true = np.zeros((num_steps, 1, 2, 2), np.int32)
+    true[..., 0], true[..., 1] = 0, 1
+    draft = true.copy()
+    draft[2, 0, 0] = [0, 5]  # head 0 is sent block 5, then 6
+    draft[3, 0, 0] = [0, 6]
+    mass = np.ones((num_steps, 1, 2, 9))
+    group = memory_group(kv_len, {size: {"true": true, "draft1": draft}}, {size: mass})
+    policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2 * size, "fetch_cap": 1.0}, 129)
+    held = (4 + 2) / 2  # head 0: blocks 0, 1, 5, 6; head 1: 0, 1; no block filled
+    setting = Setting(load_model("Qwen3-8B"), policy, 129, lambda: group)
+    assert full_over_held(setting) == pytest.approx(9 / held)
 
 
 def test_headline_rows_with_what_was_derived_from_which():
