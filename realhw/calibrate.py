@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from realhw import linkbench, microbench, numa, pairbench
+from realhw import gpu_pair, linkbench, microbench, numa, pairbench
 from realhw.device import device_info, require_gpu
 from realhw.geometry import GEOMETRIES
 from realhw.measurement import Recorder
@@ -54,13 +54,17 @@ def calibrate(options: CalibrateOptions) -> Path:
 
 
 def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None) -> None:
-    """Run every micro-benchmark, appending to `raw` as it goes."""
+    """Run every micro-benchmark, appending to `raw` as it goes; parts that `raw` has of this very GPU are left out."""
     require_gpu()
-    nodes = numa.describe()
+    nodes, num_gpus = numa.describe(), torch.cuda.device_count()
     if numa_node is not None:
         numa.bind(numa_node)
-    recorder = Recorder(raw, {**device_info().as_dict(), "numa_nodes": nodes.num_nodes, "numa_node": numa_node})
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    on = {"numa_nodes": nodes.num_nodes, "numa_node": numa_node, "gpus": num_gpus, "uuid": uuid}
+    recorder = Recorder(raw, {**device_info().as_dict(), **on})
     print(nodes.summary(), file=sys.stderr)
+    if num_gpus < 2:
+        print("one GPU: copies between GPUs and two host links at once cannot be measured here", file=sys.stderr)
     torch.cuda.manual_seed(0)
     geometry = GEOMETRIES["Qwen3-8B"]
     bench = GatherBench(pinned_gib << 30)
@@ -78,10 +82,14 @@ def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None
         ("switches", lambda: microbench.bench_switches(recorder, geometry)),
         ("small", lambda: microbench.bench_small(recorder, geometry)),
         ("gemm", lambda: microbench.bench_gemm(recorder, (geometry, GEOMETRIES["Llama-3.1-8B"]))),
+        ("two GPUs", lambda: gpu_pair.bench_gpu_pair(recorder, pinned_gib << 30) if num_gpus > 1 else None),
     )
     for name, part in parts:
+        if name in recorder.finished:
+            continue
         began = time.perf_counter()
         part()
+        recorder.finish(name)
         torch.cuda.empty_cache()
         print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 

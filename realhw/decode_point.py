@@ -14,6 +14,7 @@ import numpy as np
 
 from realhw.flows import Flow
 from realhw.geometry import geometry
+from realhw.kernels.gather.api import DEFAULT as GATHER
 from realhw.kernels.gather.api import GatherConfig
 from realhw.recorded_rankings import find_rankings
 from realhw.step_trace import Int32, StepTrace, synthetic_step_trace
@@ -42,7 +43,7 @@ class Point:
     block_size_tokens: int = 16
     fetch_cap: float = 1.0
     lookahead_k: int = 1
-    gather_ctas: int = 8
+    gather_ctas: int = GATHER.num_ctas
     model: str = "Qwen3-8B"
     num_steps: int = 16
     churn: float = 0.45

@@ -1,6 +1,7 @@
-"""Benchmark of every harness kernel against its byte floor, one JSON line per figure: `python -m realhw.kernel_bench`.
+"""Every harness kernel against its byte floor, one JSON line per figure: `python -m realhw.kernel_bench --out FILE`.
 
-Ceilings (device copy, read, large copies over the host link) are measured in the same run.
+The ceilings (copy in HBM, large copies over the host link) are measured in the same run. A figure's `floor_s` is the
+time in which its bytes, each input read once, would move at its ceiling.
 """
 
 from __future__ import annotations
@@ -8,21 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
-import torch
 
-from realhw.copy_engine import CopyEngine
-from realhw.device import device_info, new_event, new_stream
+from realhw import linkbench
+from realhw.device import device_info
 from realhw.geometry import GEOMETRIES
-from realhw.graph_timer import Branch, Timing, run_branches, summarise, time_launches
+from realhw.graph_timer import Branch, Timing, run_branches, time_launches
 from realhw.kernels.attention.api import AttentionConfig
 from realhw.kernels.gather.api import GatherConfig
 from realhw.kernels.score.api import ScoreConfig
+from realhw.measurement import Recorder
+from realhw.microbench import activation_work, append_work, bench_memory, measure
 from realhw.schedule import PRIORITY
 from realhw.workbench import (
     GatherBench,
@@ -30,64 +30,58 @@ from realhw.workbench import (
     attention_work,
     plan_reset_work,
     plan_work,
+    pool_work,
     score_work,
     topk_work,
     weight_sets,
+    write_back_work,
 )
 
 QWEN = GEOMETRIES["Qwen3-8B"]
+KIB = 1 << 10
+LINK_BYTES = 16 << 20
+BESIDE = (GatherConfig(), GatherConfig(8, 32 * KIB, 8), GatherConfig(12, 32 * KIB, 8), GatherConfig(2, 128 * KIB, 16))
+BESIDE_TUNE = (
+    *BESIDE, GatherConfig(5, 64 * KIB, 8), GatherConfig(6, 32 * KIB, 8), GatherConfig(3, 64 * KIB, 16),
+    GatherConfig(8, 64 * KIB, 16), GatherConfig(16, 16 * KIB, 8), GatherConfig(16, 32 * KIB, 8),
+)  # fmt: skip
 
 
-class Log:
-    """Writes each figure as it is measured, with its share of the ceiling."""
+class Bench:
+    """Records figures with their share of a ceiling: `hbm`, `h2d` or `d2h` bytes per second."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self.copy_bytes_per_s = 0.0
-        self._start = time.perf_counter()
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._ceilings: dict[str, float] = {}
 
-    def figure(self, name: str, work_bytes: int, timing: Timing, **params: Any) -> float:
-        rate = work_bytes / timing.median_s
-        share = rate / self.copy_bytes_per_s if self.copy_bytes_per_s else None
-        row = {
-            "name": name, **params, "us": round(timing.median_s * 1e6, 3), "spread_us": round(timing.spread_s * 1e6, 3),
-            "floor_bytes": work_bytes, "GB_per_s": round(rate / 1e9, 2),
-            "of_copy": None if share is None else round(share, 4), "n": timing.repetitions,
-            "at_s": round(time.perf_counter() - self._start, 1),
-        }  # fmt: skip
-        line = json.dumps(row)
-        print(line, flush=True)
-        self._out.write(line + "\n")
-        self._out.flush()
-        return timing.median_s
+    def ceiling(self, name: str, bytes_per_s: float) -> None:
+        """What figures named so are compared with from here on."""
+        self._ceilings[name] = bytes_per_s
+
+    def figure(self, kind: str, num_bytes: int, timing: Timing, ceiling: str = "hbm", **params: Any) -> None:
+        """Record one; prints what it wrote."""
+        floor_s = num_bytes / self._ceilings[ceiling]
+        row = self.recorder.add(
+            kind, timing.median_s, timing.spread_s, timing.repetitions, num_bytes, ceiling=ceiling, floor_s=floor_s,
+            of_ceiling=round(floor_s / timing.median_s, 4), **params,
+        )  # fmt: skip
+        print(kind, f"{row.median * 1e6:.2f} us", f"{floor_s / row.median:.1%} of {ceiling}", params, flush=True)
 
 
-def measure(work: Work, target_s: float = 2e-3, repetitions: int = 9) -> Timing:
-    """Time a work with as many calls as fill `target_s`."""
-    once = time_launches(work.launches, len(work.launches), 3).median_s
-    calls = max(len(work.launches), int(target_s / once))
-    return time_launches(work.launches, min(calls, 2000), repetitions)
+def bench_ceilings(bench: Bench, link: GatherBench | None) -> None:
+    """HBM copy and read, and with `link` large copies each way."""
+    bench_memory(bench.recorder)
+    copy = bench.recorder.rows[-2]
+    bench.ceiling("hbm", copy.num_bytes / copy.median)
+    if link is not None:
+        for direction, work in (("h2d", link.copy_h2d(LINK_BYTES)), ("d2h", link.copy_d2h(LINK_BYTES))):
+            timing = time_launches(work.launches, 64, 7)
+            bench.ceiling(direction, LINK_BYTES / timing.median_s)
+            bench.figure("copy", LINK_BYTES, timing, direction, direction=direction)
 
 
-def bench_ceilings(log: Log) -> None:
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-
-    def copy() -> None:
-        torch.mul(source, 1.5, out=target)
-
-    timing = measure(Work([copy], 2 * source.numel() * 4))
-    log.copy_bytes_per_s = 2 * source.numel() * 4 / timing.median_s
-    log.figure("copy", 2 * source.numel() * 4, timing)
-    out = torch.empty((), device="cuda")
-
-    def read() -> None:
-        torch.sum(source, dim=0, out=out)
-
-    log.figure("read", source.numel() * 4, measure(Work([read], 0)))
-
-
-def bench_attention(log: Log, tune: bool) -> None:
+def bench_attention(bench: Bench, tune: bool) -> None:
+    """Two rows over 129 blocks; with `tune` other tiles and splits."""
     for batch in (16, 32, 64):
         configs = [AttentionConfig()]
         if tune and batch != 16:
@@ -100,10 +94,13 @@ def bench_attention(log: Log, tune: bool) -> None:
             ]  # fmt: skip
         for config in configs:
             work = attention_work(QWEN, batch, 2064, 2, config=config)
-            log.figure("attention", work.num_bytes, measure(work), batch=batch, rows=2, config=str(config))
+            bench.figure("attention", work.num_bytes, measure(work), batch=batch, rows=2, config=str(config))
+    work = attention_work(QWEN, 16, 32768, 1)
+    bench.figure("attention", work.num_bytes, measure(work), batch=16, rows=1, tokens=32768)
 
 
-def bench_score(log: Log, tune: bool) -> None:
+def bench_score(bench: Bench, tune: bool) -> None:
+    """Compressed keys of 16K and 32K tokens; with `tune` other tiles."""
     for batch, blocks in ((16, 2060), (32, 1030), (64, 1030)):
         configs = [ScoreConfig()]
         if tune and batch != 32:
@@ -114,123 +111,78 @@ def bench_score(log: Log, tune: bool) -> None:
             ]
         for config in configs:
             work = score_work(QWEN, batch, blocks, config)
-            log.figure("score", work.num_bytes, measure(work), batch=batch, blocks=blocks, config=str(config))
+            bench.figure("score", work.num_bytes, measure(work), batch=batch, blocks=blocks, config=str(config))
 
 
-def bench_select(log: Log, tune: bool) -> None:
+def bench_select(bench: Bench, tune: bool) -> None:
     """Top-K and plan: sizes on both sides of a power of two, 128 slots and 135."""
     for batch, slots in ((64, 128), (64, 135), (8, 135), (32, 135)):
         reset = plan_reset_work(QWEN, batch, slots)
-        reset_s = log.figure("plan_reset", reset.num_bytes, measure(reset), batch=batch, slots=slots)
+        reset_s = measure(reset).median_s
         for warps in (1, 2, 4) if tune else (0,):
             for cap in (6, 28):
                 work = plan_work(QWEN, batch, 1030, 128, cap, slots, warps)
                 timing = measure(work)
                 net = Timing(timing.median_s - reset_s, timing.spread_s, timing.repetitions)
-                log.figure("plan", work.num_bytes, net, batch=batch, slots=slots, cap=cap, warps=warps)
+                bench.figure("plan", work.num_bytes, net, batch=batch, k=128, slots=slots, cap=cap, warps=warps)
     for batch, blocks in ((64, 1030), (32, 1030), (8, 1030), (16, 2060), (64, 2060)):
-        for search in (False, True) if tune else (False,):
-            for warps in ((1, 2, 4) if blocks <= 1536 else (2, 4)) if tune else (0,):
-                work = topk_work(QWEN, batch, blocks, 128, warps, search)
-                log.figure(
-                    "topk", work.num_bytes, measure(work), batch=batch, blocks=blocks, warps=warps, search=search
-                )
+        for warps in (1, 2, 4, 8) if tune else (0,):
+            work = topk_work(QWEN, batch, blocks, 128, warps)
+            bench.figure("topk", work.num_bytes, measure(work), batch=batch, k=128, blocks=blocks, warps=warps)
 
 
-def bench_link(log: Log, bench: GatherBench) -> None:
-    for size in (4096, 8192, 65536, 1 << 20, 1 << 24):
-        for direction, work in (("h2d", bench.copy_h2d(size)), ("d2h", bench.copy_d2h(size))):
-            log.figure(f"ce_{direction}", size, time_launches(work.launches, 64, 9), size=size)
-    for ctas in (1, 2, 4, 8, 16, 32):
-        for unroll, warps in ((1, 4), (2, 8), (4, 8)):
-            work = bench.gather(2048, GatherConfig(ctas, unroll, warps))
-            calls = max(1, ctas // 4)
-            timing = time_launches(work.launches, calls, 5)
-            log.figure("gather", work.num_bytes, timing, ctas=ctas, unroll=unroll, warps=warps)
+def bench_small(bench: Bench) -> None:
+    """Pooling of whole blocks, append of one token, gated activation."""
+    work = pool_work(QWEN, 1 << 16)
+    bench.figure("pool", work.num_bytes, measure(work), blocks=1 << 16)
+    for batch in (16, 64):
+        for kind, work in (("append", append_work(QWEN, batch)), ("activation", activation_work(QWEN, 2 * batch))):
+            bench.figure(kind, work.num_bytes, time_launches(work.launches, 200, 9), batch=batch)
 
 
-def bench_batched_copies(log: Log, bench: GatherBench) -> None:
-    """Scattered 8 KiB blocks by batched submission, outside a graph; CPU time to submit and engine time apart."""
-    engine = CopyEngine()
-    stream = new_stream()
-    rng = np.random.default_rng(3)
-    for count in (64, 1024, 4096):
-        slots = rng.permutation(bench.pool.shape[0])[:count].astype(np.uint64)
-        blocks = rng.integers(0, bench.num_host_blocks, count).astype(np.uint64)
-        targets = np.uint64(bench.pool.data_ptr()) + slots * np.uint64(bench.block_bytes)
-        sources = np.uint64(bench.host.data_ptr()) + blocks * np.uint64(bench.block_bytes)
-        sizes = np.full(count, bench.block_bytes, dtype=np.uint64)
-
-        def batched(t: Any = targets, s: Any = sources, z: Any = sizes) -> None:
-            engine.copy_batch(t, s, z, stream.cuda_stream)
-
-        def one_by_one(t: Any = targets, s: Any = sources) -> None:
-            for target, source in zip(t.tolist(), s.tolist(), strict=True):
-                engine.copy(target, source, bench.block_bytes, 1, stream.cuda_stream)
-
-        methods: tuple[tuple[str, Callable[[], None]], ...] = (("batched", batched), ("per_block", one_by_one))
-        for name, submit in methods:
-            gpu, cpu = [], []
-            try:
-                for _ in range(8):
-                    start, end = (new_event(timing=True) for _ in range(2))
-                    start.record(stream)
-                    began = time.perf_counter()
-                    submit()
-                    cpu.append(time.perf_counter() - began)
-                    end.record(stream)
-                    torch.cuda.synchronize()
-                    gpu.append(start.elapsed_time(end) * 1e-3)
-            except Exception as error:  # a driver without the call is a finding, not a failure of the bench
-                print(f"{name}: {error}", file=sys.stderr)
-                continue
-            size = count * bench.block_bytes
-            log.figure(f"ce_{name}", size, summarise(gpu[2:]), count=count)
-            log.figure(f"ce_{name}_cpu", size, summarise(cpu[2:]), count=count)
+def bench_link(bench: Bench, link: GatherBench) -> None:
+    """Gather by grid and bytes in flight, write-back of filled blocks, copies by method."""
+    for ctas in (1, 2, 4, 8, 16):
+        for in_flight, warps in ((8 * KIB, 4), (32 * KIB, 8), (64 * KIB, 16)):
+            work = link.gather(2048, GatherConfig(ctas, in_flight, warps))
+            timing = time_launches(work.launches, max(1, ctas // 4), 5)
+            bench.figure("gather", work.num_bytes, timing, "h2d", ctas=ctas, in_flight_bytes=in_flight, warps=warps)
+    for batch in (16, 64):
+        for per_token in (False, True):
+            work = write_back_work(link, QWEN, batch, per_token)
+            timing = time_launches(work.launches, 32, 7)
+            bench.figure("writeback", work.num_bytes, timing, "d2h", batch=batch, per_token=per_token)
+    linkbench.bench_copies(bench.recorder, link)
+    linkbench.bench_submission(bench.recorder, link)
 
 
-BESIDE = (
-    GatherConfig(8, 4, 8), GatherConfig(6, 4, 8), GatherConfig(5, 8, 8), GatherConfig(4, 8, 16),
-    GatherConfig(8, 1, 1, 6), GatherConfig(6, 1, 1, 6), GatherConfig(16, 1, 4, 3),
-)  # fmt: skip
-BESIDE_TUNE = (
-    *BESIDE, GatherConfig(7, 4, 8), GatherConfig(6, 8, 8), GatherConfig(8, 8, 16), GatherConfig(8, 4, 4),
-    GatherConfig(12, 4, 8), GatherConfig(16, 2, 8), GatherConfig(3, 8, 16), GatherConfig(2, 16, 16),
-    GatherConfig(4, 1, 1, 10), GatherConfig(4, 2, 2, 6), GatherConfig(6, 1, 2, 8), GatherConfig(8, 1, 2, 4),
-    GatherConfig(8, 2, 4, 3), GatherConfig(12, 1, 1, 4), GatherConfig(32, 1, 1, 2), GatherConfig(5, 1, 1, 8),
-)  # fmt: skip
-
-
-def bench_gather_beside_stack(log: Log, bench: GatherBench, tune: bool) -> None:
+def bench_gather_beside_stack(bench: Bench, link: GatherBench, tune: bool) -> None:
     """A gather beside the layer stack (four products and attention a layer): rates of both against alone."""
     for batch in (32, 64):
-        shapes = QWEN.layer_weight_shapes()
-        layer = [weight_sets(n, k).product(2 * batch).launches for k, n in shapes.values()]
-        attention = attention_work(QWEN, batch, 2064, 2).launches
-        stack = []
-        for i in range(24):
-            for part in (layer[0], attention, *layer[1:]):
-                stack.append(part[i % len(part)])
-        first = Branch(stack, len(stack))
-        alone = float(np.median(run_branches([first], 5)[:, 0]))
+        first = layer_stack(batch)
         for config in BESIDE_TUNE if tune else BESIDE:
-            work = bench.gather(1024, config)
-            try:
-                solo = time_launches(work.launches, 8, 5).median_s
-            except RuntimeError as error:  # a shape that this GPU cannot hold is a finding, not a failure of the bench
-                print(f"{config}: {error}", file=sys.stderr)
-                continue
+            work = link.gather(1024, config)
+            alone = float(np.median(run_branches([first], 5)[:, 0]))  # each time: clocks move by several percent
+            solo = time_launches(work.launches, 8, 5).median_s
             second = Branch(work.launches, max(1, int(0.9 * alone / solo)), PRIORITY["H"])
             both = np.median(run_branches([first, second], 5), axis=0)
-            log.figure(
-                "stack_beside_gather", 0, Timing(float(both[0]), 0.0, 5), batch=batch, config=str(config),
-                stack_alone_us=alone * 1e6, slower=round(both[0] / alone, 4),
-                gather_rate=round(second.calls * solo / both[1], 4),
-                gather_solo_GB_per_s=round(work.num_bytes / solo / 1e9, 2), gather_us=float(both[1]) * 1e6,
+            bench.figure(
+                "beside_stack", second.calls * work.num_bytes, Timing(float(both[1]), 0.0, 5), "h2d", batch=batch,
+                ctas=config.num_ctas, in_flight_bytes=config.in_flight_bytes, warps=config.num_warps,
+                stack_alone_s=alone, stack_slower=round(both[0] / alone - 1, 4),
+                gather_keeps=round(second.calls * solo / both[1], 4), gather_solo_s=solo,
             )  # fmt: skip
 
 
-PARTS = ("select", "beside", "link", "batched", "attention", "score")
+def layer_stack(batch: int, layers: int = 24) -> Branch:
+    """Products and attention of a layer in turn, two rows a request."""
+    products = [weight_sets(n, k).product(2 * batch) for k, n in QWEN.layer_weight_shapes().values()]
+    parts: list[Work] = [products[0], attention_work(QWEN, batch, 2064, 2), *products[1:]]
+    launches = [part.launches[i % len(part.launches)] for i in range(layers) for part in parts]
+    return Branch(launches, len(launches))
+
+
+PARTS = ("select", "beside", "link", "attention", "score", "small")
 
 
 def main() -> None:
@@ -239,22 +191,26 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="also try other tile shapes")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--host-gib", type=int, default=2)
+    parser.add_argument("--commit", help="what the file says that it was made with")
     options = parser.parse_args()
-    print(json.dumps(device_info().as_dict()), flush=True)
-    with options.out.open("w") as out:
-        log = Log(out)
-        bench_ceilings(log)
-        for part in options.parts:
-            if part in ("attention", "score", "select"):
-                {"attention": bench_attention, "score": bench_score, "select": bench_select}[part](log, options.tune)
-        if {"beside", "link", "batched"} & set(options.parts):
-            bench = GatherBench(options.host_gib << 30)
-            if "beside" in options.parts:
-                bench_gather_beside_stack(log, bench, options.tune)
-            if "link" in options.parts:
-                bench_link(log, bench)
-            if "batched" in options.parts:
-                bench_batched_copies(log, bench)
+    of = {"commit": options.commit, "command": ["python", "-m", "realhw.kernel_bench", *sys.argv[1:]]}
+    recorder = Recorder(options.out, {**device_info().as_dict(), **of})
+    bench = Bench(recorder)
+    link = GatherBench(options.host_gib << 30) if {"beside", "link"} & set(options.parts) else None
+    bench_ceilings(bench, link)
+    if "attention" in options.parts:
+        bench_attention(bench, options.tune)
+    if "score" in options.parts:
+        bench_score(bench, options.tune)
+    if "select" in options.parts:
+        bench_select(bench, options.tune)
+    if "small" in options.parts:
+        bench_small(bench)
+    if link is not None and "beside" in options.parts:
+        bench_gather_beside_stack(bench, link, options.tune)
+    if link is not None and "link" in options.parts:
+        bench_link(bench, link)
+    print(json.dumps({"out": str(options.out), "figures": len(recorder.rows)}))
 
 
 if __name__ == "__main__":

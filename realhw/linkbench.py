@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
+from realhw.copy_engine import DEVICE_TO_HOST, HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event, new_stream
 from realhw.graph_timer import Branch, run_branches, summarise, time_launches
 from realhw.kernels.gather.api import GatherConfig
@@ -16,7 +19,8 @@ from realhw.workbench import GatherBench
 from traces.errors import EnvironmentMissing
 
 COPY_SIZES = (4096, 8192, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20)
-GATHER_CTAS = (1, 2, 3, 4, 8, 16, 32)
+GATHER_CTAS = (1, 2, 3, 4, 8, 16)
+Addresses = NDArray[np.uint64]
 BATCH_COUNTS = (64, 256, 1024, 4096)
 
 
@@ -42,13 +46,19 @@ def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
         timing = time_launches(work.launches, 4, 7)
         recorder.add(
             "gather", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, ctas=ctas,
-            in_flight_bytes=config.blocks_in_flight * bench.block_bytes,
+            in_flight_bytes=config.in_flight_bytes,
         )  # fmt: skip
     for blocks in (0, 16, 64, 256, 1024, 4096):
-        work = bench.gather(blocks, GatherConfig(num_ctas=8))
+        work = bench.gather(blocks, GatherConfig())
         timing = time_launches(work.launches, 16, 7)
         recorder.add(
-            "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks, ctas=8
+            "gather_size",
+            timing.median_s,
+            timing.spread_s,
+            timing.repetitions,
+            work.num_bytes,
+            blocks=blocks,
+            ctas=GatherConfig().num_ctas,
         )
 
 
@@ -57,39 +67,48 @@ def bench_submission(recorder: Recorder, bench: GatherBench) -> None:
     engine, stream = CopyEngine(), new_stream()
     rng = np.random.default_rng(3)
     block = np.uint64(bench.block_bytes)
-    for count in BATCH_COUNTS:
+    for count, kind in itertools.product(BATCH_COUNTS, (HOST_TO_DEVICE, DEVICE_TO_HOST)):
         slots = rng.permutation(bench.pool.shape[0])[:count].astype(np.uint64)
-        targets = np.uint64(bench.pool.data_ptr()) + slots * block
-        sources = (
-            np.uint64(bench.host.data_ptr()) + rng.integers(0, bench.num_host_blocks, count).astype(np.uint64) * block
-        )
+        blocks = rng.permutation(bench.num_host_blocks)[:count].astype(np.uint64)
+        on_device = np.uint64(bench.pool.data_ptr()) + slots * block
+        on_host = np.uint64(bench.host.data_ptr()) + blocks * block
+        targets, sources = (on_device, on_host) if kind == HOST_TO_DEVICE else (on_host, on_device)
         sizes = np.full(count, bench.block_bytes, dtype=np.uint64)
-        for method in ("batched", "per_block"):
-            cpu_s, engine_s = [], []
-            for _ in range(7):
-                start, end = new_event(timing=True), new_event(timing=True)
-                start.record(stream)
-                began = time.perf_counter()
-                if method == "batched":
-                    try:
-                        engine.copy_batch(targets, sources, sizes, stream.cuda_stream)
-                    except EnvironmentMissing:
-                        break
-                else:
-                    for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
-                        engine.copy(target, source, bench.block_bytes, HOST_TO_DEVICE, stream.cuda_stream)
-                cpu_s.append(time.perf_counter() - began)
-                end.record(stream)
-                torch.cuda.synchronize()
-                engine_s.append(start.elapsed_time(end) * 1e-3)
-            if not cpu_s:
+
+        def batched(t: Addresses = targets, s: Addresses = sources, z: Addresses = sizes) -> None:
+            engine.copy_batch(t, s, z, stream.cuda_stream)
+
+        def per_block(t: Addresses = targets, s: Addresses = sources, k: int = kind) -> None:
+            for target, source in zip(t.tolist(), s.tolist(), strict=True):
+                engine.copy(target, source, bench.block_bytes, k, stream.cuda_stream)
+
+        direction = "h2d" if kind == HOST_TO_DEVICE else "d2h"
+        for method, submit in (("batched", batched), ("per_block", per_block)):
+            try:
+                cpu_s, engine_s = _submissions(submit, stream)
+            except EnvironmentMissing:  # a driver without batched submission
                 continue
-            for kind, samples in (("submit_cpu", cpu_s), ("submit_engine", engine_s)):
-                timing = summarise(samples[1:], count)
+            for name, samples in (("submit_cpu", cpu_s), ("submit_engine", engine_s)):
+                timing = summarise(samples, count)
                 recorder.add(
-                    kind, timing.median_s, timing.spread_s, timing.repetitions, bench.block_bytes, method=method,
-                    count=count,
+                    name, timing.median_s, timing.spread_s, timing.repetitions, bench.block_bytes, method=method,
+                    count=count, direction=direction,
                 )  # fmt: skip
+
+
+def _submissions(submit: Callable[[], None], stream: torch.cuda.Stream) -> tuple[list[float], list[float]]:
+    """CPU seconds of six submissions and seconds of their copies on the stream, one thrown away before."""
+    cpu_s, engine_s = [], []
+    for _ in range(7):
+        start, end = new_event(timing=True), new_event(timing=True)
+        start.record(stream)
+        began = time.perf_counter()
+        submit()
+        cpu_s.append(time.perf_counter() - began)
+        end.record(stream)
+        torch.cuda.synchronize()
+        engine_s.append(start.elapsed_time(end) * 1e-3)
+    return cpu_s[1:], engine_s[1:]
 
 
 def bench_hop(recorder: Recorder) -> None:

@@ -27,14 +27,38 @@ class Measurement:
 
 
 class Recorder:
-    """Appends measurements to a JSONL file, flushing each; the first line describes the device."""
+    """Appends measurements to a JSONL file, flushing each; the first line describes the device.
+
+    A file of the same device is continued after its last finished part; one of another device is replaced.
+    """
 
     def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
         self.path = path
         self.rows: list[Measurement] = []
+        self.finished: set[str] = set()
         self._start = time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._write("w", {"device": dict(device), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+        if not self._resume(dict(device)):
+            self._write("w", {"device": dict(device), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+
+    def _resume(self, device: dict[str, Any]) -> bool:
+        """Keep what earlier runs finished; rows of a part that was cut off go, since it runs again."""
+        if not self.path.exists():
+            return False
+        lines = list(_json_lines(self.path))
+        if not lines or not isinstance(lines[0], dict) or lines[0].get("device") != device:
+            return False
+        ends = [i for i, line in enumerate(lines) if "finished" in line]
+        self.finished = {lines[i]["finished"] for i in ends}
+        kept = lines[: ends[-1] + 1] if ends else lines[:1]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self.rows = [_measurement(line) for line in kept[1:] if "kind" in line]
+        return True
+
+    def finish(self, part: str) -> None:
+        """Mark a part as measured: a later run on the same file leaves it out."""
+        self.finished.add(part)
+        self._write("a", {"finished": part})
 
     def _write(self, mode: str, row: Mapping[str, Any]) -> None:
         with self.path.open(mode, encoding="utf-8") as out:
@@ -84,13 +108,15 @@ def read_measurements(path: Path) -> RawCalibration:
     head = next(lines, None)
     if not isinstance(head, dict) or "device" not in head:
         raise InputError(f"{path}: first line does not describe a device")
-    rows = tuple(
-        Measurement(
-            r["kind"], r["median"], r["spread"], r["repetitions"], r.get("bytes", 0), r.get("unit", "s"), r["params"]
-        )
-        for r in lines
-    )
+    rows = tuple(_measurement(row) for row in lines if "kind" in row)
     return RawCalibration(head["device"], head.get("started", ""), rows)
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    return Measurement(
+        row["kind"], row["median"], row["spread"], row["repetitions"], row.get("bytes", 0), row.get("unit", "s"),
+        row["params"],
+    )  # fmt: skip
 
 
 def _json_lines(path: Path) -> Iterator[Any]:

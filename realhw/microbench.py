@@ -222,7 +222,7 @@ def _bench_scatter(recorder: Recorder) -> None:
     count = torch.tensor([blocks], dtype=torch.int32, device="cuda")
 
     def scatter() -> None:
-        gather_blocks(staging, pool, entries, count, 0, pool.shape[0], GatherConfig(528, 1, 4))
+        gather_blocks(staging, pool, entries, count, 0, pool.shape[0], GatherConfig(528, 0, 4))
 
     work = Work([scatter], blocks * 8192)
     add(recorder, "scatter", work, time_launches([scatter], 16, 9))

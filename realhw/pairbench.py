@@ -18,23 +18,25 @@ from realhw.workbench import GatherBench, Work, attention_work, score_work, topk
 TARGET_S = 4e-3
 """Each branch alone takes about this long, so that the two end together unless they slow each other."""
 ROUNDS = 32
-BATCHES = (8, 32, 64)
-GATHER_CTAS = (8, 16, 32)
-GATHER_BLOCKS = 1024
-"""Blocks of one launch: a layer's fetch of a mid-sized batch. Short launches would time waiting for a free SM."""
+BATCHES = (1, 8, 32, 64)
+GATHER_CTAS = (2, 4, 8, 16)
+GATHER_BLOCKS_PER_REQUEST = 32
+"""Blocks of one launch: what a layer fetches of 8 KV heads at 3 % of K = 128."""
 COPY_BYTES = 1 << 20
 WORKING_SET_TOKENS, SCORED_BLOCKS = 2064, 1030
 
 
 def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry) -> None:
-    """{GEMM, attention, score, top-K} x {copies each way, gather of 8, 16, 32}, {GEMM, attention} x {score, top-K}."""
-    sides: list[tuple[str, int | None, Work, int]] = [
-        ("ce_h2d", None, bench.copy_h2d(COPY_BYTES), 0),
-        ("ce_d2h", None, bench.copy_d2h(COPY_BYTES), 0),
-        *(("gather", n, bench.gather(GATHER_BLOCKS, GatherConfig(num_ctas=n)), PRIORITY["H"]) for n in GATHER_CTAS),
-    ]
-    sides_alone = [_alone(work) for _, _, work, _ in sides]
+    """{GEMM, attention, score, top-K} x {copies each way, gather of 2 to 16}, {GEMM, attention} x {score, top-K}."""
+    copies = [("ce_h2d", bench.copy_h2d(COPY_BYTES)), ("ce_d2h", bench.copy_d2h(COPY_BYTES))]
     for batch in BATCHES:
+        blocks = GATHER_BLOCKS_PER_REQUEST * batch
+        gathers = [(n, bench.gather(blocks, GatherConfig(num_ctas=n))) for n in GATHER_CTAS]
+        sides: list[tuple[str, int | None, Work, int]] = [
+            *((name, None, work, 0) for name, work in copies),
+            *(("gather", n, work, PRIORITY["H"]) for n, work in gathers),
+        ]
+        sides_alone = [_alone(work) for _, _, work, _ in sides]
         kernels: dict[str, Work] = {
             "gemm": layer_products(geometry, 2 * batch),
             "attention": attention_work(geometry, batch, WORKING_SET_TOKENS, 2),
@@ -83,8 +85,8 @@ def _round(
 ) -> None:  # fmt: skip
     """The same for launches that start together, as a layer starts attention and scoring."""
     first, second = Branch(kernel.launches, calls), Branch(work.launches, 1, PRIORITY["B"])
-    first_s, second_s = (float(np.median(run_rounds([branch], ROUNDS, 5))) for branch in (first, second))
-    both = run_rounds([first, second], ROUNDS, 5)
+    first_s, second_s = (float(np.median(_mean_rounds([branch])[:, 0])) for branch in (first, second))
+    both = _mean_rounds([first, second])
     rates = np.array([overlap_rates(a, b, first_s, second_s) for a, b in both])
     _record(recorder, "pair_round", rates, batch, name, side, None)
     for which, column in (("kernel", 0), ("beside", 1)):
@@ -92,6 +94,12 @@ def _round(
             "round", float(np.median(both[:, column])), float(np.diff(np.percentile(both[:, column], [25, 75]))[0]),
             len(both), which=which, alone_s=(first_s, second_s)[column], kernel=name, beside=side, batch=batch,
         )  # fmt: skip
+
+
+def _mean_rounds(branches: list[Branch]) -> np.ndarray:
+    """Seconds of each branch, mean over a replay's rounds: [replays, branches]. Their sum is what a step pays."""
+    seconds = run_rounds(branches, ROUNDS, 5).reshape(5, ROUNDS, len(branches))
+    return np.asarray(seconds.mean(axis=1))
 
 
 def _record(

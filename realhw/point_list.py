@@ -59,7 +59,7 @@ def varied_points() -> list[Point]:
         point("prefetch-previous", 16, 4096, 0.1, 8), point("prefetch-previous", 16, 4096, 0.1, 32),
         point("retrieval", 32, 16384, 0.05), point("prefetch-previous", 32, 16384, 0.3),
         replace(point("prefetch-previous", 8, 16384, 0.1), lookahead_k=2), point("quest", 32, 4096, block=8),
-        replace(point("oasiskv", 8, 32768, 0.05), gather_ctas=4),
+        replace(point("oasiskv", 8, 32768, 0.05), gather_ctas=8),
     ]  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def predict(
         expected = expected_moves(point.flow(), trace, point.num_steps, known)
     run = run_work(point, trace, expected, hardware)
     policy, steps = policy_of(point), steady_steps(point)
-    rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
+    rates = engine_rates(hardware, policy.transport, policy.gather_ctas, point.batch_size)
     result = play([run], rates, HostTopology(hardware, 1, PlacementSpec()))
     predicted = result.step_s[0][steps]
     measured = np.array(row["step_s"])[:, steps]

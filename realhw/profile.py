@@ -19,6 +19,10 @@ from traces.errors import InputError
 LARGE_COPY_BYTES = 16 << 20
 KV_HEADS, HEAD_DIM = 8, 128
 """Of the geometry that is timed (Qwen3-8B)."""
+SHARED_BELOW = 0.9
+"""Two GPUs that copy at once at less than this share of twice the rate of one share a link."""
+LEAST_RATE = 0.01
+"""A kernel that stands still beside another goes on when that one ends; the timeline knows no rate of 0."""
 BATCH_COUNT = 1024
 """Blocks of the batched submission whose per-block time becomes `ce_batched_op_s`."""
 
@@ -81,6 +85,7 @@ class _Builder:
         )
         for section, figures in (
             ("gpu", self._gpu()), ("kernels", self._kernels()), ("link", self._link()), ("host", self._host()),
+            ("nvlink", self._nvlink()),
         ):  # fmt: skip
             data[section].update({key: figure.model_dump(exclude_none=True) for key, figure in figures.items()})
         data["kernels"].pop("table", None)  # of other kernels than the ones timed here
@@ -193,21 +198,24 @@ class _Builder:
         op_s, _ = self._fit(copies, [r.num_bytes for r in copies], "64 back-to-back copies, 4 KiB to 16 MiB", True)
         figures["ce_op_s"] = op_s
         rate = figures["h2d_bytes_per_s"].value
-        batched = raw.select("submit_engine", method="batched", count=BATCH_COUNT) or raw.select(
-            "submit_engine", method="per_block", count=BATCH_COUNT
-        )
+        batched = self._submitted("submit_engine", "batched") or self._submitted("submit_engine", "per_block")
         per_block = batched[0].median - batched[0].num_bytes / rate
         figures["ce_batched_op_s"] = self._figure(
             per_block, f"{BATCH_COUNT} scattered 8 KiB blocks in one submission, bytes at the link's rate taken off",
             batched[0].spread, batched[0].repetitions,
         )  # fmt: skip
-        enqueue = raw.one("submit_cpu", method="per_block", count=BATCH_COUNT)
-        figures["ce_enqueue_s"] = self._time(enqueue, "CPU time of one copy call")
+        enqueue = self._submitted("submit_cpu", "per_block")
+        figures["ce_enqueue_s"] = self._time(enqueue[0], "CPU time of one copy call")
         figures["plan_to_host_s"] = self._time(
             raw.one("plan_to_host"), "kernel's end to a copy that the CPU enqueued on seeing its output"
         )
         figures.update(self._gather())
         return figures
+
+    def _submitted(self, kind: str, method: str) -> list[Measurement]:
+        """Submissions towards the device; early measurements had no other direction and did not name it."""
+        rows = self._raw.select(kind, method=method, count=BATCH_COUNT)
+        return [r for r in rows if r.params.get("direction", "h2d") == "h2d"]
 
     def _gather(self) -> dict[str, Figure]:
         raw = self._raw
@@ -230,19 +238,35 @@ class _Builder:
     def _host(self) -> dict[str, Figure]:
         fastest = max(self._raw.select("pack"), key=lambda r: r.num_bytes / r.median)
         what = f"index_select of 4,096 scattered 8 KiB blocks, {fastest.params['threads']} threads"
-        return {"pack_bytes_per_s": self._rate(fastest, what)}
+        figures = {"pack_bytes_per_s": self._rate(fastest, what)}
+        both = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0, 1])
+        alone = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0])
+        if both and both[0].num_bytes / both[0].median < SHARED_BELOW * 2 * alone[0].num_bytes / alone[0].median:
+            # Less than two links: what they share is what bounds them, and the switch is the first thing on the way.
+            what = "16 MiB copies to two GPUs at once, together less than twice one"
+            figures["switch_bytes_per_s"] = self._rate(both[0], what)
+        return figures
+
+    def _nvlink(self) -> dict[str, Figure]:
+        copies = self._raw.select("peer_copy")
+        if not copies or self._template.nvlink.bytes_per_s.value == 0:  # copies over PCIe
+            return {}
+        large = max(copies, key=lambda r: r.num_bytes)
+        return {"bytes_per_s": self._rate(large, f"copies of {large.num_bytes >> 20} MiB from one GPU to another")}
 
     def _pairs(self) -> list[dict[str, Any]]:
+        """Two kernels by rounds that start together, as a layer starts them; a kernel and a transfer run freely."""
         pairs = []
         for row in self._raw.select("pair", which="kernel_rate"):
-            key = {name: row.params[name] for name in ("kernel", "beside", "ctas")}
-            beside = self._raw.one("pair", which="beside_rate", **key)
-            pair: dict[str, Any] = {"kernel": key["kernel"], "beside": key["beside"]}
-            if key["ctas"] is not None:
-                pair["gather_ctas"] = key["ctas"]
-            for name, r in (("kernel_rate", row), ("beside_rate", beside)):
-                figure = self._figure(min(1.0, r.median), "a graph of the two", r.spread, r.repetitions)
-                pair[name] = figure.model_dump(exclude_none=True)
+            key = {name: row.params.get(name) for name in ("kernel", "beside", "ctas", "batch")}
+            kind = "pair_round" if self._raw.select("pair_round", **key) else "pair"
+            what = "rounds that start both" if kind == "pair_round" else "a graph of the two"
+            named = {"kernel": "kernel", "beside": "beside", "gather_ctas": "ctas", "batch_size": "batch"}
+            pair: dict[str, Any] = {name: key[k] for name, k in named.items() if key[k] is not None}
+            for name in ("kernel_rate", "beside_rate"):
+                r = self._raw.one(kind, which=name, **key)
+                rate = min(1.0, max(LEAST_RATE, r.median))
+                pair[name] = self._figure(rate, what, r.spread, r.repetitions).model_dump(exclude_none=True)
             pairs.append(pair)
         return pairs
 

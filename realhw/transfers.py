@@ -109,7 +109,7 @@ class CopyTransfers:
         self._chunks = torch.empty(NUM_CHUNKS, self._chunk_blocks, words, dtype=torch.int64, pin_memory=self._on_gpu)
         self._chunk_free = [new_event() for _ in range(NUM_CHUNKS)] if self._on_gpu else []
         self._next_chunk = 0
-        self._scatter = GatherConfig(num_ctas=4 * num_sms, unroll=1, num_warps=4)
+        self._scatter = GatherConfig(num_ctas=4 * num_sms, in_flight_bytes=0, num_warps=4)
 
     def reset(self) -> None:
         """Nothing published, nothing arrived."""

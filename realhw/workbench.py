@@ -12,8 +12,10 @@ from realhw.graph_timer import Launch
 from realhw.kernels.attention.api import AttentionConfig, attention_scratch, choose_splits, decode_attention
 from realhw.kernels.gather.api import GatherConfig, gather_blocks
 from realhw.kernels.plan.api import PlanShape, admit, make_moves, make_slots, plan_scratch, plan_step
+from realhw.kernels.pool.api import pool_blocks
 from realhw.kernels.score.api import ScoreConfig, make_scores, score_blocks
-from realhw.kernels.topk.api import topk_blocks, topk_by_search
+from realhw.kernels.topk.api import topk_blocks
+from realhw.kernels.writeback.api import write_back
 
 ROTATION_BYTES = 8 << 30
 """Bytes that a launch sequence walks through before it repeats: many times the L2, and as scattered as a model."""
@@ -109,18 +111,15 @@ def score_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, config
     return Work([launch() for _ in range(num_sets(num_bytes))], num_bytes)
 
 
-def topk_work(
-    geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 0, search: bool = False
-) -> Work:
+def topk_work(geometry: ModelGeometry, batch_size: int, num_blocks: int, k: int, num_warps: int = 0) -> Work:
     """Top-K of one layer's scores."""
     heads = geometry.num_kv_heads
     counts = torch.full((batch_size,), num_blocks, dtype=torch.int32, device="cuda")
     ids = torch.empty(batch_size, heads, k, dtype=torch.int32, device="cuda")
-    topk = topk_by_search if search else topk_blocks
 
     def launch() -> Launch:
         scores = make_scores(batch_size, heads, num_blocks, "cuda").normal_()
-        return lambda: topk(scores, counts, ids, num_warps)
+        return lambda: topk_blocks(scores, counts, ids, num_warps)
 
     return Work([launch() for _ in range(SMALL_SETS)], batch_size * heads * (4 * num_blocks + 4 * k))
 
@@ -174,6 +173,19 @@ def plan_reset_work(geometry: ModelGeometry, batch_size: int, k: int) -> Work:
     return Work([run], slots.numel() * 8)
 
 
+def pool_work(geometry: ModelGeometry, num_blocks: int) -> Work:
+    """Min and max of the keys of whole blocks, as after a prefill."""
+    full = torch.full((num_blocks,), 16, dtype=torch.int32, device="cuda")
+    out = torch.empty(num_blocks, 2, geometry.head_dim, device="cuda", dtype=torch.bfloat16)
+    num_bytes = num_blocks * (16 + 2) * geometry.head_dim * 2
+
+    def launch() -> Launch:
+        kv = torch.randn(num_blocks, 2, 16, geometry.head_dim, device="cuda", dtype=torch.bfloat16)
+        return lambda: pool_blocks(kv, full, out)
+
+    return Work([launch() for _ in range(num_sets(2 * num_bytes))], num_bytes)
+
+
 class GatherBench:
     """Pinned host blocks and an HBM pool that a gather or a copy engine moves between."""
 
@@ -218,3 +230,18 @@ class GatherBench:
             return lambda: _discard(copy(source, target))
 
         return Work([launch(i) for i in range(lanes)], num_bytes)
+
+
+def write_back_work(link: GatherBench, geometry: ModelGeometry, batch_size: int, per_token: bool) -> Work:
+    """Every request's newest token to the host, or the block that it fills; each launch elsewhere in host memory."""
+    heads, block_size = geometry.num_kv_heads, link.host.shape[5]
+    per_head = link.num_host_blocks // (batch_size * heads)
+    host = link.host[0, 0, 0, : batch_size * heads * per_head]
+    host = host.view(batch_size, 1, heads, per_head, 2, block_size, geometry.head_dim)
+
+    def launch(block: int) -> Launch:
+        kv_len = torch.full((batch_size,), (block + 1) * block_size, dtype=torch.int32, device="cuda")
+        return lambda: write_back(link.pool, host, kv_len, 0, link.pool.shape[0] // (batch_size * heads), per_token)
+
+    moved = batch_size * heads * link.block_bytes // (block_size if per_token else 1)
+    return Work([launch(i * per_head // 32) for i in range(min(32, per_head))], moved)

@@ -16,6 +16,7 @@ from simulator.specs.policy import Transport
 
 NUM_KINDS = 5
 C, B, H, D = range(4)
+ALONE = (1.0, 1.0)
 
 
 class Kind(IntEnum):
@@ -28,21 +29,34 @@ class Kind(IntEnum):
     TOPK = 4
 
 
-def _pair(pairs: tuple[PairRate, ...], kernel: Kind, beside: str, gather_ctas: int) -> tuple[float, float]:
-    """(rate of `kernel`, rate of `beside`) while both run; gather grids between measured ones are interpolated."""
+def _pair(
+    pairs: tuple[PairRate, ...], kernel: Kind, beside: str, gather_ctas: int, batch_size: int
+) -> tuple[float, float] | None:
+    """(rate of `kernel`, rate of `beside`) while both run, null where the pair is not listed.
+
+    Linear in the grid of a gather and in the logarithm of the batch size between measured ones, constant beyond.
+    """
     name = kernel.name.lower()
     rows = [p for p in pairs if p.kernel == name and p.beside == beside]
+    sizes = sorted({p.batch_size for p in rows if p.batch_size is not None})
+    by_size = [[p for p in rows if p.batch_size == size] for size in sizes] or [rows]
     if not rows:
-        return 1.0, 1.0
-    if beside != "gather":
-        return rows[0].kernel_rate.value, rows[0].beside_rate.value
-    rows.sort(key=lambda p: p.gather_ctas or 0)
+        return None
+    at_size = np.array([_by_grid(rows, gather_ctas) for rows in by_size])
+    kernel_rate, beside_rate = (np.interp(np.log2(batch_size), np.log2(sizes or [1]), rates) for rates in at_size.T)
+    return float(kernel_rate), float(beside_rate)
+
+
+def _by_grid(rows: list[PairRate], gather_ctas: int) -> tuple[float, float]:
+    rows = sorted(rows, key=lambda p: p.gather_ctas or 0)
     grids = [float(p.gather_ctas or 0) for p in rows]
-    kernel_rate = float(np.interp(gather_ctas, grids, [p.kernel_rate.value for p in rows]))
-    return kernel_rate, float(np.interp(gather_ctas, grids, [p.beside_rate.value for p in rows]))
+    kernel_rate = np.interp(gather_ctas, grids, [p.kernel_rate.value for p in rows])
+    return float(kernel_rate), float(np.interp(gather_ctas, grids, [p.beside_rate.value for p in rows]))
 
 
-def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int) -> NDArray[np.float64]:
+def engine_rates(
+    hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int
+) -> NDArray[np.float64]:
     """Rates [kind of C, kind of B, H busy, D busy, engine], float64 in (0, 1].
 
     Measured in pairs. Three at once is an assumption: a kernel's slowdowns multiply (it loses SMs to one and
@@ -55,7 +69,7 @@ def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int)
     duplex_d = min(1.0, link.duplex_d2h_bytes_per_s.value / link.d2h_bytes_per_s.value)
     kernels = [kind for kind in Kind if kind]
     beside_link = {
-        (kind, engine): _pair(hardware.pairs, kind, name, gather_ctas)
+        (kind, engine): _pair(hardware.pairs, kind, name, gather_ctas, batch_size) or ALONE
         for kind in kernels
         for engine, name in ((H, h_name), (D, "ce_d2h"))
     }
@@ -63,7 +77,7 @@ def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int)
     for c in Kind:
         for b in Kind:
             if c and b:
-                rates[c, b, :, :, C], rates[c, b, :, :, B] = _streams(hardware.pairs, c, b, gather_ctas)
+                rates[c, b, :, :, C], rates[c, b, :, :, B] = _streams(hardware.pairs, c, b, batch_size)
             for direction, busy in ((H, np.s_[1, :]), (D, np.s_[:, 1])):
                 for engine, kind in ((C, c), (B, b)):
                     if kind:
@@ -78,9 +92,25 @@ def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int)
     return rates
 
 
-def _streams(pairs: tuple[PairRate, ...], c: Kind, b: Kind, gather_ctas: int) -> tuple[float, float]:
+def _streams(pairs: tuple[PairRate, ...], c: Kind, b: Kind, batch_size: int) -> tuple[float, float]:
     """Rates of C running `c` and B running `b`; a pair may be listed either way round."""
-    c_rate, b_rate = _pair(pairs, c, b.name.lower(), gather_ctas)
-    if (c_rate, b_rate) == (1.0, 1.0):
-        b_rate, c_rate = _pair(pairs, b, c.name.lower(), gather_ctas)
-    return c_rate, b_rate
+    found = _pair(pairs, c, b.name.lower(), 0, batch_size)
+    if found is None:
+        b_rate, c_rate = _pair(pairs, b, c.name.lower(), 0, batch_size) or ALONE
+        return c_rate, b_rate
+    return found
+
+
+class RatesByBatch:
+    """`engine_rates` of one GPU for whatever batch size is at hand, each made once."""
+
+    def __init__(self, hardware: HardwareSpec, transport: Transport, gather_ctas: int) -> None:
+        self._of = (hardware, transport, gather_ctas)
+        self._rates: dict[int, NDArray[np.float64]] = {}
+
+    def at(self, batch_size: int) -> NDArray[np.float64]:
+        """The table of a batch; an iteration without decoding requests takes that of one."""
+        size = max(1, batch_size)
+        if size not in self._rates:
+            self._rates[size] = engine_rates(*self._of, size)
+        return self._rates[size]

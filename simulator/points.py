@@ -156,7 +156,7 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
             f"workload.output_tokens {spec.workload.output_tokens} leaves no step to measure: the first "
             f"{shortest - 1} warm up, use at least {shortest}"
         )
-    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas)
+    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas, spec.workload.batch_size)
     return summary.summarise(
         summary.Point(
             model=point.shard,
@@ -189,7 +189,7 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     runs = run_works(point, demands_by_gpu(point))
     topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement)
     share = SharedLinks.of_runs(topology, runs).begin_all()[0]
-    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
+    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas, workload.batch_size)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
 
 

@@ -32,11 +32,12 @@ def timed_kernel_s(kernels: KernelFigures, kind: str, heads: int, size: int, row
 
 
 def timed_selection_s(kernels: KernelFigures, kind: str, heads: int, size: int, kept: int) -> float | None:
-    """Seconds of a top-K or plan launch, which computes on size and K padded to powers of two; null outside.
+    """Seconds of a top-K or plan launch, which computes on more than size and K; null outside.
 
-    Linear in heads and in the padded size, among launches whose ratio of padded size to padded K is the nearest timed.
+    Linear in heads and in the lanes that it computes on, among launches whose ratio of lanes to padded K is the nearest
+    timed.
     """
-    width, ratio = padded(size), padded(size) / padded(kept)
+    ratio, width = _computes_on(kind, size, kept)
     families = _selection_families(kernels.timed, kind)
     for _, head_axis, widths, seconds in sorted(families, key=lambda f: abs(math.log2(f[0] / ratio))):
         if head_axis[0] <= heads <= head_axis[-1] and widths[0] <= width <= widths[-1]:
@@ -45,9 +46,23 @@ def timed_selection_s(kernels: KernelFigures, kind: str, heads: int, size: int, 
     return None
 
 
-def padded(count: int) -> int:
+def topk_width(blocks: int) -> tuple[int, int]:
+    """Lanes that the top-K kernel runs for a row: powers of two for most of it and for the rest, 0 without a rest."""
+    whole = padded(blocks, 64)
+    if whole == 64 or blocks > 3 * whole // 4:
+        return whole, 0
+    return whole // 2, padded(blocks - whole // 2, 64)
+
+
+def _computes_on(kind: str, size: int, kept: int) -> tuple[float, int]:
+    """(ratio of lanes to padded K, lanes): slots rounded up (plan), or blocks in two parts (topk)."""
+    main, rest = (padded(size), 0) if kind == "plan" else topk_width(size)
+    return main / padded(kept), main + rest
+
+
+def padded(count: int, least: int = 16) -> int:
     """What the selection kernels round a count up to."""
-    return max(16, 1 << (count - 1).bit_length())
+    return max(least, 1 << (count - 1).bit_length())
 
 
 Axis = NDArray[np.float64]
@@ -57,12 +72,13 @@ Axis = NDArray[np.float64]
 def _selection_families(
     timed: tuple[TimedKernel, ...], kind: str
 ) -> tuple[tuple[float, Axis, Axis, NDArray[np.float64]], ...]:
-    """(padded size / padded K, head axis, padded sizes, seconds [heads, sizes]) of every complete grid of a kind."""
+    """(lanes / padded K, head axis, lanes, seconds [heads, widths]) of every complete grid of a kind."""
     found: dict[float, dict[tuple[int, int], list[float]]] = {}
     for t in timed:
         if t.kind == kind and t.kept is not None:
-            cells = found.setdefault(padded(t.size) / padded(t.kept), {})
-            cells.setdefault((t.heads, padded(t.size)), []).append(t.seconds)
+            ratio, width = _computes_on(kind, t.size, t.kept)
+            cells = found.setdefault(ratio, {})
+            cells.setdefault((t.heads, width), []).append(t.seconds)
     families = []
     for ratio, cells in found.items():
         heads, widths = sorted({h for h, _ in cells}), sorted({w for _, w in cells})

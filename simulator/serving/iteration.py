@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simulator import cost
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
+from simulator.engine_rates import RatesByBatch
 from simulator.links import d2h_bytes_per_s, fetch_cost, write_back_cost
 from simulator.serving.batch_kernel import (
     ATTENDED_TOKENS,
@@ -41,7 +42,7 @@ it a slow D2H link slows prefill instead of growing a queue without end."""
 class Iteration:
     """Plays the iterations of one replica (one of its GPUs stands for all) and adds up what they did."""
 
-    def __init__(self, setting: Setting, decode: DecodeBatch, rates: Float) -> None:
+    def __init__(self, setting: Setting, decode: DecodeBatch, rates: RatesByBatch) -> None:
         model, policy = setting.model, setting.policy
         self.setting, self.decode, self._rates = setting, decode, rates
         self.rules = rules_of(model, policy)
@@ -106,7 +107,7 @@ class Iteration:
             t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
             *share, self.durations_s, self.attention_s, self.scatter_s, self.selects, self.first_s, self.prefetch_s,
             self.write_s, self.waits_for_slots, self.remote_first_s, self.remote_prefetch_s, state.counts, state.clock,
-            state.planned_at_s, self._rates, self.steps_s,
+            state.planned_at_s, self._rates.at(batch.num_decoding), self.steps_s,
         )  # fmt: skip
         self.done_s += self.steps_s[t]
         self.done_s[at.T_OTHER] += waited_s

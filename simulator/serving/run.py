@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from simulator.engine_rates import engine_rates
+from simulator.engine_rates import RatesByBatch
 from simulator.experiment import ResolvedExperiment, serving_groups
 from simulator.links import fetch_cost
 from simulator.metrics import COLUMNS, SERVING
@@ -77,7 +77,7 @@ class ReplicaBuilder:
         self.demand = demand_table(point)
         self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
-        self.rates = engine_rates(hardware, policy.transport, policy.gather_ctas)
+        self.rates = RatesByBatch(hardware, policy.transport, policy.gather_ctas)
         self.topology = HostTopology(hardware, point.num_gpus, spec.placement)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.iterations: list[Iteration] = []

@@ -184,6 +184,8 @@ class PairRate(Spec):
     beside: SideKind
     gather_ctas: int | None = Field(default=None, gt=0)
     """Grid of the gather when `beside` is gather."""
+    batch_size: PositiveInt | None = None
+    """Requests that the kernels served; null: not told, holds where no row of the pair names a batch."""
     kernel_rate: Figure
     """Rate of `kernel` while both run, 1 = alone."""
     beside_rate: Figure

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from realhw.measurement import Recorder, read_measurements
+from realhw.measurement import Measurement, Recorder, read_measurements
 from realhw.profile import build_profile, fit_affine, write_profile
 from simulator.catalog import load_hardware
 from traces.errors import InputError
@@ -89,6 +89,71 @@ def test_missing_measurements_and_unknown_devices_are_named(raw, tmp_path):
     other = type(raw)({**raw.device, "name": "NVIDIA Z1"}, raw.started, raw.rows)
     with pytest.raises(InputError, match="device 'NVIDIA Z1': no catalog profile"):
         build_profile(other)
+
+
+def _with_rows(raw, *rows):
+    return build_profile(type(raw)(raw.device, raw.started, (*raw.rows, *rows)), None, "h200-sxm")
+
+
+def test_pairs_by_batch_keep_their_batch(raw):
+    of = {"kernel": "gemm", "beside": "topk", "ctas": None}
+    rows = [
+        Measurement("pair", value, 0.01, 7, unit="1", params={"which": which, "batch": batch, **of})
+        for batch, kernel_rate, beside_rate in ((8, 0.95, 0.8), (64, 0.5, 0.6))
+        for which, value in (("kernel_rate", kernel_rate), ("beside_rate", beside_rate))
+    ]
+    plain = tuple(r for r in raw.rows if r.kind != "pair")
+    pairs = build_profile(type(raw)(raw.device, raw.started, (*plain, *rows)), None, "h200-sxm").pairs
+    found = [(p.batch_size, p.kernel_rate.value, p.beside_rate.value) for p in pairs]
+    assert found == [(8, 0.95, 0.8), (64, 0.5, 0.6)]
+
+
+def test_two_gpus_give_nvlink_and_a_switch_only_where_they_share_one(raw):
+    base = load_hardware("h200-sxm")
+    peer = [Measurement("peer_copy", size / rate, 0.0, 7, size) for size, rate in ((1 << 24, 252e9), (1 << 30, 392e9))]
+
+    def links(both_bytes_per_s):
+        rates = {(0,): 55e9, (1,): 55e9, (0, 1): both_bytes_per_s}
+        return [
+            Measurement(
+                "copy_two_gpus", len(g) * 2**24 / rate, 0.0, 7, len(g) * 2**24,
+                params={"direction": "h2d", "gpus": list(g)},
+            )
+            for g, rate in rates.items()
+        ]  # fmt: skip
+
+    apart = _with_rows(raw, *peer, *links(107.5e9))
+    assert apart.nvlink.bytes_per_s.value == pytest.approx(392e9, rel=1e-4)
+    assert "1024 MiB" in apart.nvlink.bytes_per_s.source
+    assert apart.nvlink.domain_gpus == base.nvlink.domain_gpus
+    assert apart.host.switch_bytes_per_s == base.host.switch_bytes_per_s
+    shared = _with_rows(raw, *peer, *links(70e9))
+    assert shared.host.switch_bytes_per_s.value == pytest.approx(70e9, rel=1e-4)
+
+
+def test_submissions_towards_the_host_do_not_become_figures_of_fetches(raw, profile):
+    of = {"method": "batched", "count": 1024, "direction": "d2h"}
+    again = _with_rows(raw, Measurement("submit_engine", 1e-3, 0.0, 6, 8192, params=of))
+    assert again.link == profile.link
+
+
+def test_an_interrupted_calibration_goes_on_after_its_last_finished_part(tmp_path):
+    path, device = tmp_path / "m.jsonl", {"name": "x"}
+    first = Recorder(path, device)
+    first.add("hbm_read", 1.0, 0.1, 9)
+    first.finish("memory")
+    first.add("copy", 2.0, 0.1, 9, direction="h2d")
+    with path.open("a") as out:
+        out.write('{"kind": "copy", "med')  # killed while writing
+    again = Recorder(path, device)
+    assert again.finished == {"memory"}
+    assert [r.kind for r in again.rows] == ["hbm_read"]
+    again.add("copy", 3.0, 0.1, 9, direction="h2d")
+    again.finish("copies")
+    assert [r.median for r in read_measurements(path).rows] == [1.0, 3.0]
+    # Another GPU's file is not continued.
+    assert Recorder(path, {"name": "y"}).finished == set()
+    assert read_measurements(path).rows == ()
 
 
 def test_a_recorder_writes_what_the_reader_reads(tmp_path):

@@ -19,7 +19,7 @@ TINY = ModelGeometry("tiny", 3, 32, 4, 2, 16, 48, 40) if ON_GPU else ModelGeomet
 SIZE, CONTEXT, BATCH = 4, 62, 2
 STEPS = 9 if ON_GPU else 4
 DTYPE = torch.float32
-GATHER = GatherConfig(num_ctas=3, unroll=2, num_warps=2)
+GATHER = GatherConfig(num_ctas=3, in_flight_bytes=1024, num_warps=2)
 
 
 @pytest.fixture(scope="module")

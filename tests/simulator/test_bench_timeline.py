@@ -31,7 +31,9 @@ def test_timeline_steps_per_second(benchmark, monkeypatch, system, batch_size):
     (experiment,) = expand({**settings, "workload.output_tokens": NUM_STEPS}, {})
     point = resolve(experiment)
     runs = run_works(point, demands_by_gpu(point))
-    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas)
+    rates = engine_rates(
+        point.hardware, point.policy.transport, point.policy.gather_ctas, point.spec.workload.batch_size
+    )
     topology = HostTopology(point.hardware, 1, point.spec.placement)
     play(runs, rates, topology)
     benchmark.pedantic(play, (runs, rates, topology), rounds=5)

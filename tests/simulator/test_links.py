@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from simulator import catalog
-from simulator.engine_rates import B, C, D, H, Kind, engine_rates
+from simulator.engine_rates import B, C, D, H, Kind, RatesByBatch, engine_rates
 from simulator.links import fetch_cost, gather_bytes_per_s, interleaved_rate
+from simulator.specs.base import Figure
+from simulator.specs.hardware import PairRate
 from simulator.step_work import sum_over_requests, transfer_s
 
 H200 = catalog.load_hardware("h200-sxm")
@@ -64,7 +66,7 @@ def test_far_latency_slows_a_small_grid_even_below_the_link():
 
 
 def test_engines_alone_run_at_rate_one():
-    rates = engine_rates(H200, "gather", 16)
+    rates = engine_rates(H200, "gather", 16, 32)
     for kind in Kind:
         assert rates[kind, Kind.IDLE, 0, 0, C] == 1
         assert rates[Kind.IDLE, kind, 0, 0, B] == 1
@@ -73,14 +75,48 @@ def test_engines_alone_run_at_rate_one():
 
 def test_no_engine_gets_faster_beside_another():
     for transport in ("gather", "ce-batched"):
-        rates = engine_rates(H200, transport, 16)
+        rates = engine_rates(H200, transport, 16, 32)
         assert (rates <= 1).all()
         assert (rates[:, :, 1, :, :2] <= rates[:, :, 0, :, :2]).all()
 
 
 def test_more_gather_ctas_take_more_from_compute():
-    slow, fast = (engine_rates(H200, "gather", n)[Kind.GEMM, 0, 1, 0, C] for n in (32, 8))
+    slow, fast = (engine_rates(H200, "gather", n, 32)[Kind.GEMM, 0, 1, 0, C] for n in (32, 8))
     assert slow < fast
+
+
+def _pair(kernel: str, beside: str, batch_size: int | None, rates: tuple[float, float], ctas: int | None = None):
+    kernel_rate, beside_rate = (Figure(value=rate, source="test") for rate in rates)
+    return PairRate(
+        kernel=kernel, beside=beside, batch_size=batch_size, gather_ctas=ctas, kernel_rate=kernel_rate,
+        beside_rate=beside_rate,
+    )  # fmt: skip
+
+
+def test_pair_rates_are_linear_in_the_logarithm_of_the_batch_and_constant_beyond():
+    pairs = (_pair("gemm", "topk", 32, (0.6, 0.4)), _pair("gemm", "topk", 8, (1.0, 0.8)))
+    hardware = H200.model_copy(update={"pairs": pairs})
+    rate = {n: engine_rates(hardware, "gather", 16, n)[Kind.GEMM, Kind.TOPK, 0, 0, :2] for n in (1, 8, 16, 32, 64)}
+    np.testing.assert_allclose(rate[16], (0.8, 0.6))
+    np.testing.assert_array_equal(rate[1], rate[8])
+    np.testing.assert_array_equal(rate[64], rate[32])
+    by_batch = RatesByBatch(hardware, "gather", 16)
+    np.testing.assert_array_equal(by_batch.at(16), engine_rates(hardware, "gather", 16, 16))
+    np.testing.assert_array_equal(by_batch.at(0), by_batch.at(1))  # only prompts
+    # The other way round: top-K on C, the product on B.
+    np.testing.assert_allclose(engine_rates(hardware, "gather", 16, 16)[Kind.TOPK, Kind.GEMM, 0, 0, :2], (0.6, 0.8))
+
+
+def test_grids_are_interpolated_within_a_batch_and_rows_without_a_batch_hold_for_all():
+    pairs = (
+        _pair("gemm", "gather", 8, (0.9, 0.9), 8), _pair("gemm", "gather", 8, (0.7, 0.9), 16),
+        _pair("gemm", "gather", 32, (0.5, 0.9), 8), _pair("score", "gather", None, (0.3, 0.9), 8),
+    )  # fmt: skip
+    hardware = H200.model_copy(update={"pairs": pairs})
+    rates = {n: engine_rates(hardware, "gather", 12, n)[:, 0, 1, 0, C] for n in (8, 16, 32)}
+    assert rates[8][Kind.GEMM] == pytest.approx(0.8)
+    assert rates[16][Kind.GEMM] == pytest.approx(0.65)
+    assert [rates[n][Kind.SCORE] for n in (8, 16, 32)] == pytest.approx([0.3] * 3)
 
 
 def test_sum_over_requests_equals_the_plain_loop():

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simulator.catalog import load_hardware, load_model
@@ -49,7 +50,7 @@ def test_the_cost_model_takes_what_was_timed_and_adds_the_switch() -> None:
     assert gemm_s(profile, 32, 6144, 4096) == pytest.approx(product.seconds + profile.kernels.switch_s.value)
 
 
-def test_selection_kernels_are_looked_up_at_their_padded_sizes() -> None:
+def test_selection_kernels_are_looked_up_at_the_sizes_that_they_compute_on() -> None:
     profile, model = load_hardware("h200-sxm-calibrated"), load_model("Qwen3-8B")
     kernels = profile.kernels
     timed = {(t.kind, t.heads, t.size, t.kept): t.seconds for t in kernels.timed if t.kept is not None}
@@ -58,15 +59,19 @@ def test_selection_kernels_are_looked_up_at_their_padded_sizes() -> None:
     assert timed_selection_s(kernels, "plan", 256, 128, 128) == timed["plan", 256, 128, 128]
     # 256 lanes hold K = 256 exactly too: another kernel.
     assert timed_selection_s(kernels, "plan", 256, 256, 256) == timed["plan", 256, 256, 256]
-    both = (timed["topk", 64, 1030, 128] + timed["topk", 64, 2040, 128]) / 2
-    assert timed_selection_s(kernels, "topk", 64, 1025, 128) == pytest.approx(both)
+    # 1,025 blocks run in 1,024 + 64 lanes, as the timed 1,030 do.
+    assert timed_selection_s(kernels, "topk", 64, 1025, 128) == timed["topk", 64, 1030, 128]
+    assert timed_selection_s(kernels, "topk", 64, 1021, 64) == timed["topk", 64, 1020, 64]
+    # 640 = 512 + 128 lanes lie between 256 + 64 and 1,024 + 64.
+    between = np.interp(640, [320, 1088], [timed["topk", 64, 260, 32], timed["topk", 64, 1030, 128]])
+    assert timed_selection_s(kernels, "topk", 64, 600, 60) == pytest.approx(between)
     assert timed_selection_s(kernels, "topk", 64, 1 << 15, 4096) is None
     assert timed_selection_s(kernels, "plan", 8192, 128, 128) is None
     policy = PolicySpec(kv_budget_tokens=2048)
     assert profile.kernels.switch_s is not None
     switch = profile.kernels.switch_s.value
     assert plan_s(profile, model, policy, 32, 131) == pytest.approx(timed["plan", 256, 135, 128] + switch)
-    assert topk_s(profile, model, policy, 8, 1025) == pytest.approx(both + switch)
+    assert topk_s(profile, model, policy, 8, 1025) == pytest.approx(timed["topk", 64, 1030, 128] + switch)
 
 
 def test_the_output_matrix_is_a_timed_product() -> None:

@@ -13,18 +13,11 @@ from traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class GatherConfig:
-    """Grid of the gather, blocks that a program copies at a time, warps, and depth of its pipeline."""
+    """Grid of the gather, bytes that a program has in flight (at least a block), and its warps."""
 
-    num_ctas: int = 8
-    unroll: int = 4
-    num_warps: int = 8
-    num_stages: int = 1
-    """Above 1: through shared memory, num_stages - 1 groups of blocks in flight while one is stored."""
-
-    @property
-    def blocks_in_flight(self) -> int:
-        """Of one program."""
-        return self.unroll * max(1, self.num_stages - 1)
+    num_ctas: int = 4
+    in_flight_bytes: int = 1 << 16
+    num_warps: int = 16
 
 
 DEFAULT = GatherConfig()
@@ -72,7 +65,6 @@ def gather_blocks(
         slots_per_head,
         WORDS=words,
         WP=1 << (words - 1).bit_length(),
-        UNROLL=config.unroll,
-        STAGES=config.num_stages,
+        UNROLL=1 << (max(1, config.in_flight_bytes // block_bytes).bit_length() - 1),
         num_warps=config.num_warps,
     )

@@ -22,16 +22,14 @@ def gather_blocks_kernel(
     WORDS: tl.constexpr,
     WP: tl.constexpr,
     UNROLL: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Persistent grid: each program takes every n-th group of UNROLL entries. WORDS: int32 words of a block.
 
-    All loads of a group are issued before its first store: UNROLL * block bytes in flight per program. STAGES > 1:
-    asynchronous copies to shared memory, STAGES - 1 groups in flight.
+    All loads of a group are issued before its first store: UNROLL * block bytes in flight per program.
     """
     total = tl.load(count)
     w = tl.arange(0, WP)
-    for group in tl.range(tl.program_id(0), tl.cdiv(total, UNROLL), tl.num_programs(0), num_stages=STAGES):
+    for group in tl.range(tl.program_id(0), tl.cdiv(total, UNROLL), tl.num_programs(0), num_stages=1):
         e = group * UNROLL + tl.arange(0, UNROLL)
         ok = e < total
         bh = tl.load(entries + e * 3, mask=ok, other=0).to(tl.int64)

@@ -7,7 +7,6 @@ import torch
 from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_rows, require_shape
 from realhw.kernels.topk.kernel import topk_kernel
 from realhw.kernels.topk.reference import id_bits
-from realhw.kernels.topk.search import topk_search_kernel
 
 MAX_BLOCKS = 16384
 
@@ -42,20 +41,6 @@ def topk_table(
     _launch(scores, num_blocks, table, table.shape[2] - 1, counts, blocks_per_head, num_warps)
 
 
-def topk_by_search(scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, num_warps: int = 0) -> None:
-    """`topk_blocks` by the other kernel."""
-    k = ids.shape[2]
-    _check(scores, num_blocks, ids, k)
-    batch, heads, n_max = scores.shape
-    padded = _padded(k, 16)
-    main, tail = split_width(n_max, 64)
-    scratch = torch.empty(batch * heads, padded, dtype=torch.int32, device=scores.device)
-    topk_search_kernel[(batch * heads,)](
-        scores, num_blocks, scratch, ids, heads, scores.stride(1),
-        K=k, NP=main, TP=tail, KP=padded, ID_BITS=id_bits(n_max), num_warps=num_warps or max(1, min(8, main // 1024)),
-    )  # fmt: skip
-
-
 def _launch(
     scores: torch.Tensor,
     num_blocks: torch.Tensor,
@@ -67,26 +52,20 @@ def _launch(
 ) -> None:
     _check(scores, num_blocks, ids, k)
     batch, heads, n_max = scores.shape
-    padded = _padded(k, 16)
-    main, tail = split_width(n_max, padded)
+    main, tail = split_width(n_max)
     topk_kernel[(batch * heads,)](
         scores, num_blocks, ids, heads, scores.stride(1), num_blocks if counts is None else counts, blocks_per_head,
-        TABLE=counts is not None, K=k, NP=main, TP=tail, KP=padded, ID_BITS=id_bits(n_max),
-        num_warps=num_warps or default_warps(batch * heads, main),
+        TABLE=counts is not None, K=k, NP=main, TP=tail, KP=_padded(k, 16), ID_BITS=id_bits(n_max),
+        num_warps=num_warps or (1 if main <= 1024 else min(8, main // 512)),
     )  # fmt: skip
 
 
-def split_width(count: int, least: int) -> tuple[int, int]:
-    """Powers of two >= `least` that hold `count` together; the second is 0 where it would not save a quarter."""
-    whole = _padded(count, least)
-    if whole == least or count > 3 * whole // 4:
+def split_width(count: int) -> tuple[int, int]:
+    """Powers of two that hold `count` blocks together; the second is 0 where it would not save a quarter."""
+    whole = _padded(count, 64)
+    if whole == 64 or count > 3 * whole // 4:
         return whole, 0
-    return whole // 2, _padded(count - whole // 2, least)
-
-
-def default_warps(num_heads: int, width: int) -> int:
-    """A warp for 1,024 scores where heads fill the chip, else four: steps within a warp need no shared memory."""
-    return max(1, min(8, width // (1024 if num_heads > 256 else 256)))
+    return whole // 2, _padded(count - whole // 2, 64)
 
 
 def _check(scores: torch.Tensor, num_blocks: torch.Tensor, ids: torch.Tensor, k: int) -> None:

@@ -24,7 +24,7 @@ def test_gather_is_bit_exact_with_duplicates_and_aliases(num_ctas, unroll, block
     count = torch.tensor([len(moves)], dtype=torch.int32, device=device)
     expected = pool.clone()
     gather_reference.gather_blocks(host, expected, entries, count, 1, slots)
-    gather_blocks(host, pool, entries, count, 1, slots, GatherConfig(num_ctas, unroll, 2))
+    gather_blocks(host, pool, entries, count, 1, slots, GatherConfig(num_ctas, unroll * 64 * block_size, 2))
     assert torch.equal(pool.view(torch.int16), expected.view(torch.int16))
     assert torch.equal(pool[0], host[0, 1, 0, 5].to(device))
     assert bool(torch.isnan(pool[2]).all()), "an entry past the count moved"

@@ -6,7 +6,8 @@ from realhw.kernels.pool.api import append_token, pool_blocks
 from realhw.kernels.score import reference as score_reference
 from realhw.kernels.score.api import ScoreConfig, make_scores, score_blocks
 from realhw.kernels.topk import reference as topk_reference
-from realhw.kernels.topk.api import topk_blocks, topk_by_search, topk_table
+from realhw.kernels.topk.api import split_width, topk_blocks, topk_table
+from simulator.timed_kernels import topk_width
 from traces.errors import InputError
 
 # The interpreter's dot does not know bfloat16.
@@ -83,16 +84,15 @@ def test_score_reference_equals_the_corner_maximum(device):
     assert got.item() == pytest.approx(max(corners))
 
 
-@pytest.mark.parametrize("topk", [topk_blocks, topk_by_search])
 @pytest.mark.parametrize(("n_max", "k"), [(37, 5), (64, 64), (130, 33), (3, 8), (260, 64)])
-def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(topk, n_max, k, device, generator):
+def test_topk_ties_go_to_the_lower_id_and_rank_order_holds(n_max, k, device, generator):
     scores = make_scores(2, 2, n_max, device)
     scores[:] = torch.randint(-3, 4, (2, 2, n_max), device=device, generator=generator).float() / 2
     scores[0, 0] = torch.randn(n_max, device=device, generator=generator)
     scores[0, 1, ::2] = -0.0
     num_blocks = torch.tensor([n_max, max(1, n_max - 7)], dtype=torch.int32, device=device)
     ids = torch.full((2, 2, k), -77, dtype=torch.int32, device=device)
-    topk(scores, num_blocks, ids)
+    topk_blocks(scores, num_blocks, ids)
     assert torch.equal(ids, topk_reference.topk_blocks(scores, num_blocks, k))
 
 
@@ -130,3 +130,8 @@ def test_launchers_name_what_is_wrong(device):
             torch.zeros(1, device=device),
             torch.zeros(1, 1, 4, dtype=torch.int32, device=device),
         )
+
+
+def test_the_cost_model_looks_topk_up_at_the_lanes_that_run():
+    for blocks in (1, 16, 64, 65, 96, 97, 250, 260, 768, 769, 1025, 2048, 2060, 4110):
+        assert topk_width(blocks) == split_width(blocks)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator import catalog
-from simulator.engine_rates import engine_rates
+from simulator.engine_rates import RatesByBatch
 from simulator.mapping import resolve_mapping
 from simulator.parallel import rank_mappings, shard
 from simulator.replay import replay_by_gpu
@@ -67,7 +67,7 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
     """Seconds of each iteration: requests of many lengths join, decode and leave; prompts come in chunks."""
     demand, rng = demand_table(where), np.random.default_rng(3)
     batch = DecodeBatch(64, 16, demand)
-    rates = engine_rates(H100, where.policy.transport, where.policy.gather_ctas)
+    rates = RatesByBatch(H100, where.policy.transport, where.policy.gather_ctas)
     fast, plain = Iteration(where, batch, rates), ReferenceRun(where)
     fast_s, rows, joined, prompt, done = [], {}, {}, None, 0
     for t in range(num_iterations):
@@ -102,7 +102,7 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
         num_iterations, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote,
         rules.lands_in_slots, share, 1.0, work.durations_s, work.attention_s, work.scatter_s, work.selects,
         work.first_s, work.prefetch_s, work.write_s, work.waits_for_slots, work.remote_first_s,
-        work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates, steps_s,
+        work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates.at(1), steps_s,
     )  # fmt: skip
     return np.array(fast_s), steps_s[:, 13]
 
