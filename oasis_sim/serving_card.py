@@ -60,6 +60,13 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
         f"{number(row['recomputed_tokens'])} tokens prefilled again",
         soft_wrap=True,
     )
+    if row["prefix_hit_share"] is not None:
+        out.print(
+            f"  prefix cache: {share(row['prefix_hit_share'])} of prompt blocks hit "
+            f"({share(row['prefix_host_hit_share'])} on the host), {number(row['prefix_reused_tokens'])} tokens not "
+            f"prefilled, {gigabytes(row['prefix_loaded_bytes'])} loaded",
+            soft_wrap=True,
+        )
     if row["num_refused"]:
         out.print(
             f"  [yellow]{number(row['num_refused'])} requests can never fit and were refused[/yellow], "

@@ -101,7 +101,7 @@ class Iteration:
         self.fill(batch)
         t = self.row
         self.steps_s[t] = 0.0
-        waited_s = self._drain_write_backs() + self._swap(batch, share.link)
+        waited_s = self._drain_write_backs() + self._move(batch, share.link)
         rules, state = self.rules, self.state
         step_s: float = run_step(
             t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
@@ -218,9 +218,9 @@ class Iteration:
         state.clock[at.NOW] += waited_s
         return waited_s
 
-    def _swap(self, batch: Batch, link_share: float) -> float:
-        """Seconds of moving swapped KV, before the iteration starts. Source: vLLM v0 swaps before it executes."""
-        out_bytes, in_bytes = batch.swapped_out_bytes, batch.swapped_in_bytes
+    def _move(self, batch: Batch, link_share: float) -> float:
+        """Seconds of moving whole KV before the iteration starts, as vLLM v0 swaps before it executes."""
+        out_bytes, in_bytes = batch.bytes_out, batch.bytes_in
         if not out_bytes and not in_bytes:
             return 0.0
         hardware, numa = self.setting.hardware, self.setting.placement.host_numa

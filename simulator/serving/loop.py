@@ -83,7 +83,7 @@ def arrive(
             yield env.timeout(request.arrival_s - env.now)
         # Adding up delays rounds: never before the clock's own time.
         arrival_s = min(request.arrival_s, env.now)
-        state = RequestState(index, arrival_s, request.prompt_tokens, request.output_tokens)
+        state = RequestState(index, arrival_s, request.prompt_tokens, request.output_tokens, request.hash_ids or ())
         log.arrive(state)
         state.replica = index % len(replicas)
         if router == "least-loaded":

@@ -26,6 +26,7 @@ COLUMNS = {
     "ttft_s": "double",
     "tpot_s": "double",
     "e2e_s": "double",
+    "reused_tokens": "int64",
     "num_preemptions": "int64",
 }
 """Columns of `requests.parquet`; times are null for a request that was refused, `tpot_s` for one output token."""
@@ -160,6 +161,7 @@ class RequestLog:
                 "output_tokens": request.output_tokens,
                 "status": status,
                 "replica": request.replica,
+                "reused_tokens": request.reused_tokens,
                 "num_preemptions": request.num_preemptions,
                 **times,
             }

@@ -12,6 +12,8 @@ class RequestState:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    prefix: tuple[int, ...] = ()
+    """Ids of the prompt's blocks; equal ids under equal predecessors hold the same KV."""
     replica: int = 0
     generated_tokens: int = 0
     """Output tokens that exist; while the request decodes, `DecodeBatch` counts them."""
@@ -21,6 +23,8 @@ class RequestState:
     """When it first left the queue."""
     first_token_s: float | None = None
     finished_s: float | None = None
+    reused_tokens: int = 0
+    """Prompt tokens that a prefix cache had when it first started."""
     num_preemptions: int = 0
     swapped_blocks: int = 0
     """Blocks whose KV waits on the host for the request to come back; 0: none."""

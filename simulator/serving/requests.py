@@ -31,6 +31,8 @@ def make_workload(serving: ServingSpec, seed: int) -> Workload:
     path = Path(serving.requests)
     stamp = path.stat().st_mtime_ns if path.exists() else 0
     workload = _load(str(path), stamp, serving.num_requests)
+    if serving.prefix_cache != "none" and workload.hash_ids is None:
+        raise InputError(f"serving.prefix_cache {serving.prefix_cache}: {serving.requests} has no hash ids")
     if serving.arrival_process != "file":
         return workload.with_arrivals(_process(serving, workload.num_requests, arrivals_rng))
     arrival_s = _unstamped(serving, workload.arrival_s, arrivals_rng)

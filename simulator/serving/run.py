@@ -21,7 +21,8 @@ from simulator.serving.iteration import Iteration
 from simulator.serving.kernel_times import Setting
 from simulator.serving.link_demand import LinkDemand
 from simulator.serving.loop import Replica, serve_all
-from simulator.serving.pools import make_pools, request_pools, static_bytes
+from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
+from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
 from simulator.serving.scheduler import Scheduler
@@ -56,7 +57,7 @@ def serve(
             None if on_progress is None else lambda done: on_progress(done, workload.num_requests),
         )
         try:
-            builder = ReplicaBuilder(point, serving, log)
+            builder = ReplicaBuilder(point, serving, log, workload.hash_block_tokens)
         except CapacityError as error:
             return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
         replicas = serve_all(workload.requests(), builder.build, serving.router, log)
@@ -71,9 +72,12 @@ def serve(
 class ReplicaBuilder:
     """Everything that the replicas of a run share, and the replicas once there is a clock."""
 
-    def __init__(self, point: ResolvedExperiment, serving: ServingSpec, log: RequestLog) -> None:
+    def __init__(
+        self, point: ResolvedExperiment, serving: ServingSpec, log: RequestLog, block_tokens: int | None = None
+    ) -> None:
+        """`block_tokens`: of the workload's hash ids."""
         spec, model, hardware, policy = point.spec, point.shard, point.hardware, point.policy
-        self.point, self.serving, self.log = point, serving, log
+        self.point, self.serving, self.log, self.block_tokens = point, serving, log, block_tokens
         self.demand = demand_table(point)
         self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
@@ -83,7 +87,13 @@ class ReplicaBuilder:
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
 
-    def _new_pools(self) -> Any:
+    def _prefix(self, pools: Pools) -> PrefixReuse | None:
+        if self.serving.prefix_cache == "none":
+            return None
+        assert self.block_tokens is not None, "a workload with hash ids names the size of their blocks"
+        return PrefixReuse(self.serving, self.point.shard, self.point.policy, pools, self.block_tokens)
+
+    def _new_pools(self) -> Pools:
         point, tokens = self.point, self.serving.max_num_batched_tokens
         return make_pools(point.shard, point.hardware, point.policy, point.spec.engine, tokens, point.num_gpus)
 
@@ -95,7 +105,9 @@ class ReplicaBuilder:
         for number in range(num_replicas):
             decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
             iteration = Iteration(self.setting, decode, self.rates)
-            scheduler = Scheduler(self.serving, self.tables, self._new_pools(), decode, *self._admission(iteration))
+            pools = self._new_pools()
+            prefix = self._prefix(pools)
+            scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, *self._admission(iteration))
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)
         return replicas

@@ -15,6 +15,7 @@ import numpy as np
 
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.pools import Int64, Pool, Pools, RequestPools
+from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.request_state import RequestState
 from simulator.serving.work import Batch, Chunk
 from simulator.specs.serving import ServingSpec
@@ -49,9 +50,12 @@ class Scheduler:
         tables: RequestPools,
         pools: Pools,
         decode: DecodeBatch,
+        prefix: PrefixReuse | None = None,
         link_has_room: Callable[[int], bool] = lambda num_decoding: True,
     ) -> None:
         """`link_has_room(n)`: whether n requests may decode together, by what they are expected to fetch."""
+        self.prefix = prefix
+        self._stored_bytes = 0
         self.serving, self.tables, self.pools, self.decode = serving, tables, pools, decode
         self._link_has_room = link_has_room
         self.waiting: list[tuple[float, int, RequestState]] = []
@@ -104,15 +108,19 @@ class Scheduler:
             heapq.heappop(self.waiting)
             self.pools.take(held)
             if request.swapped_blocks:
-                in_bytes += int(self.tables.swap_in[request.swapped_blocks])
+                swapped_bytes = int(self.tables.swap_in[request.swapped_blocks])
+                self.tally.swapped_bytes += swapped_bytes
+                in_bytes += swapped_bytes
                 self.decode.join(request, self.tables.num_blocks(request.kv_len))
                 request.swapped_blocks = 0
                 left -= 1
             else:
+                if self.prefix is not None:
+                    in_bytes += self._reuse(request)
                 self.prefilling.append(request)
                 left -= self._add_chunk(request, left, chunks)
-        self.tally.swapped_bytes += (out_bytes or 0) + in_bytes
-        return Batch(len(self.decode), tuple(chunks), out_bytes or 0, in_bytes)
+        stored_bytes, self._stored_bytes = self._stored_bytes, 0
+        return Batch(len(self.decode), tuple(chunks), (out_bytes or 0) + stored_bytes, in_bytes)
 
     def complete(self, batch: Batch) -> Finished:
         """The iteration has run: tokens come out, prompts move on, finished requests give their memory back."""
@@ -132,6 +140,8 @@ class Scheduler:
         self.prefilling.remove(request)
         blocks = self.tables.num_blocks(request.prefill_target)
         self.pools.take(-self.tables.prefill[blocks])
+        if self.prefix is not None:
+            self._stored_bytes += self.prefix.keep(request)
         if request.generated_tokens == 0:
             finished.first_token.append(request)
         request.generated_tokens += 1
@@ -140,6 +150,13 @@ class Scheduler:
             return
         self.pools.take(self.tables.decode[blocks])
         self.decode.join(request, blocks)
+
+    def _reuse(self, request: RequestState) -> int:
+        assert self.prefix is not None
+        loaded_bytes = self.prefix.start(request)
+        if request.started_s is None:
+            request.reused_tokens = request.prefilled_tokens
+        return loaded_bytes
 
     def _add_chunk(self, request: RequestState, left: int, chunks: list[Chunk]) -> int:
         tokens = max(0, min(left, request.prefill_target - request.prefilled_tokens))
@@ -192,6 +209,7 @@ class Scheduler:
         request.swapped_blocks = blocks
         self.tally.num_swaps += 1
         self.submit(request)
+        self.tally.swapped_bytes += int(self.tables.swap_out[blocks])
         return int(self.tables.swap_out[blocks])
 
     def _requeue_without_kv(self, request: RequestState) -> None:

@@ -79,7 +79,7 @@ def summarise(run: Run) -> Row:
         "d2h_utilization": min(1.0, float(done_s[D_BUSY]) / wall_s) if wall_s > 0 else 0.0,
         "trace_groups": ", ".join(group.name for group in run.demand.groups) or None,
     }
-    row |= tallies(run, per_second) | pool_peaks(run)
+    row |= tallies(run, per_second) | prefix_metrics(run) | pool_peaks(run)
     row["bound"], row["bound_detail"] = bound(run, row, done_s)
     return row
 
@@ -104,6 +104,19 @@ def tallies(run: Run, per_second: float) -> Row:
         "recomputed_tokens": sum(tally.recomputed_tokens for tally in total),
         "swapped_bytes": run.tensor_parallel * sum(tally.swapped_bytes for tally in total),
     }
+
+
+def prefix_metrics(run: Run) -> Row:
+    """What a prefix cache found; null without one."""
+    found = [replica.scheduler.prefix.tally for replica in run.replicas if replica.scheduler.prefix is not None]
+    names = ("prefix_hit_share", "prefix_host_hit_share", "prefix_reused_tokens", "prefix_loaded_bytes")
+    if not found:
+        return dict.fromkeys(names)
+    blocks = max(1, sum(tally.num_blocks for tally in found))
+    loaded_bytes = run.tensor_parallel * sum(tally.loaded_bytes for tally in found)
+    shares = [sum(tally.hit_blocks for tally in found), sum(tally.host_hit_blocks for tally in found)]
+    reused_tokens = sum(tally.reused_tokens for tally in found)
+    return dict(zip(names, (*(hits / blocks for hits in shares), reused_tokens, loaded_bytes), strict=True))
 
 
 def pool_peaks(run: Run) -> Row:

@@ -28,8 +28,10 @@ class Batch:
 
     num_decoding: int
     chunks: tuple[Chunk, ...] = ()
-    swapped_out_bytes: int = 0
-    swapped_in_bytes: int = 0
+    bytes_out: int = 0
+    """KV that moves to the host before the iteration starts, per GPU: swapped, or kept for later prompts."""
+    bytes_in: int = 0
+    """KV that comes back: swapped, or reused."""
 
     @property
     def is_empty(self) -> bool:

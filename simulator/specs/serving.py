@@ -17,6 +17,7 @@ Arrivals = Literal["file", "closed", "poisson", "gamma"]
 SchedulerPolicy = Literal["fcfs", "shortest-remaining-first"]
 Preemption = Literal["recompute", "swap"]
 Router = Literal["round-robin", "least-loaded"]
+PrefixCacheTiers = Literal["none", "gpu", "host", "gpu+host"]
 StampedBatches = Literal["refuse", "spread", "keep"]
 
 NUM_DRAWN_REQUESTS = 256
@@ -62,6 +63,13 @@ class ServingSpec(Spec):
     link_limit: Annotated[float, Field(gt=0, le=1)] | None = None
     """Admission by link demand: another request starts only while the expected fetches of all take at most this share
     of a decode step. Null: admission by memory alone."""
+    prefix_cache: PrefixCacheTiers = "none"
+    """Where KV of prompts stays for later ones that begin alike, in memory that running requests leave free; needs a
+    request file with hash ids. A hit on the host crosses the link before its request runs."""
+    prefix_gpu_tokens: PositiveInt | None = None
+    """At most so many tokens of a replica in HBM. Null: what is free."""
+    prefix_host_tokens: PositiveInt | None = None
+    """At most so many tokens of a replica in host memory. Null: what is free."""
     router: Router = "round-robin"
     """Which replica a request goes to; least-loaded: the one with the fewest unfinished requests."""
     slo_ttft_s: PositiveFloat = 2.0
@@ -84,6 +92,10 @@ class ServingSpec(Spec):
             raise ValueError("arrivals gamma needs serving.burstiness_cv (1 is Poisson)")
         if self.requests is None and self.lengths not in LENGTHS:
             raise ValueError(f"lengths {self.lengths!r}: one of {', '.join(LENGTHS)}")
+        if self.prefix_cache != "none" and self.requests is None:
+            raise ValueError(
+                "prefix_cache needs serving.requests, a request file with hash ids: drawn prompts share none"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
@@ -102,6 +114,7 @@ def ignored_serving_parameters(serving: ServingSpec) -> frozenset[str]:
         ignored.add("serving.burstiness_cv")
     if process != "file":
         ignored.add("serving.stamped_batches")
+    ignored.update(f"serving.prefix_{tier}_tokens" for tier in ("gpu", "host") if tier not in serving.prefix_cache)
     if serving.requests is not None:
         ignored.update(("serving.lengths", "serving.prompt_tokens", "serving.output_tokens"))
     if serving.prompt_tokens is not None and serving.output_tokens is not None:

@@ -145,6 +145,9 @@ EXEMPT = {
     "mapping.rule": "names a mapping or refuses it; tested below and in test_mapping",
     "serving.requests": "input file; tested in serving/test_requests",
     "serving.stamped_batches": "about an input file; tested in serving/test_requests",
+    "serving.prefix_cache": "about an input file; tested in serving/test_prefix_reuse",
+    "serving.prefix_gpu_tokens": "about an input file; tested in serving/test_prefix_reuse",
+    "serving.prefix_host_tokens": "about an input file; tested in serving/test_prefix_reuse",
     "objective.maximize": "chooses among points; tested in test_objective",
     "objective.min_recall": "chooses among points; tested in test_objective",
 }
