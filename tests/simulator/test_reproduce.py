@@ -111,6 +111,12 @@ def test_headline_rows_with_what_was_derived_from_which():
     rows = {name: evaluation.point(name) for name in ("dense", "capped", "uncapped")}
     assert len({row["workload.batch_size"] for row in rows.values()}) == 1
     assert rows["dense"]["max_batch_size"] == rows["dense"]["workload.batch_size"]
+    working_set = load_model("Qwen3-8B").working_set_bytes(128, 16)
+    for name in ("capped", "uncapped"):
+        moved = rows[name]["h2d_bytes_per_token"]
+        assert moved == pytest.approx(rows[name]["churn"] * working_set, rel=0.05), "the bytes are the churn's"
+        assert moved * rows[name]["throughput_tokens_per_s"] < 51e9, "no faster than the link"
+    assert rows["capped"]["churn"] == pytest.approx(0.05, rel=0.01), "every head is at its cap"
 
 
 def test_a_figure_is_predicted_only_where_no_input_was_derived_from_it():
