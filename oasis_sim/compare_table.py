@@ -27,6 +27,7 @@ def print_comparison(
     left_out: Mapping[str, str],
     request: Request,
     folder: Path,
+    pictures: Sequence[Path],
 ) -> None:
     """One line per system at its best point, best first; then what the best one is, and who is not in the table."""
     out = console()
@@ -56,7 +57,8 @@ def print_comparison(
         )
     for line in (*notes, *(f"{system} is left out: {reason}" for system, reason in left_out.items())):
         out.print(line, style="dim")
-    out.print(f"All {len(rows)} points: [bold]{folder}[/bold]; picture: {folder / 'plots' / 'comparison.png'}")
+    shown = "".join(f"; picture: {path}" for path in pictures)
+    out.print(f"All {len(rows)} points: [bold]{folder}[/bold]{shown}")
 
 
 def _table(rows: Sequence[Row], chosen: Sequence[Row], best: Row | None, maximize: str) -> Table:

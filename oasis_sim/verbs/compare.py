@@ -39,7 +39,7 @@ def compare(
         raise InputError(f"--jobs must be at least 1, got {num_jobs}")
     settings = read_settings(file or str(DEFAULT_GRID)) | command_line_settings(flags, assignments)
     request, left_out = comparison(settings)
-    rows, folder = _run(request, out, num_jobs or num_usable_cores(), quiet)
+    rows, folder, pictures = _run(request, out, num_jobs or num_usable_cores(), quiet)
     best = best_row(rows, request.maximize)
     chosen = best_by_system(rows, request.maximize)
     if as_json:
@@ -48,7 +48,7 @@ def compare(
     else:
         from oasis_sim.compare_table import print_comparison
 
-        print_comparison(rows, chosen, best, left_out, request, folder)
+        print_comparison(rows, chosen, best, left_out, request, folder, pictures)
     return 0 if any(row["status"] == "ok" for row in rows) else EXIT_INPUT
 
 
@@ -92,7 +92,10 @@ def _served(settings: Settings) -> tuple[list[ExperimentSpec], str]:
     return points, reason
 
 
-def _run(request: Request, out: str | None, num_jobs: int, quiet: bool) -> tuple[list[Row], Path]:
+def _run(request: Request, out: str | None, num_jobs: int, quiet: bool) -> tuple[list[Row], Path, list[Path]]:
+    """Rows of all points in grid order, the run folder and the pictures in it."""
+    from analysis.report import plot_one
+
     grid = make_grid(request.points)
     start_s = time.perf_counter()
     with run_folder("compare", request, grid, out) as folder:
@@ -100,12 +103,4 @@ def _run(request: Request, out: str | None, num_jobs: int, quiet: bool) -> tuple
         with PointProgress(len(grid.points), num_done, quiet) as progress:
             rows = run_grid(grid, folder, num_jobs, progress.advance)
         folder.finish(rows, {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
-    _draw(folder.path)
-    return rows, folder.path
-
-
-def _draw(folder: Path) -> None:
-    """`plots/comparison.png`, where anything ran."""
-    from analysis.report import plot_one
-
-    plot_one(folder, "comparison")
+    return rows, folder.path, plot_one(folder.path, "comparison")

@@ -48,6 +48,13 @@ def test_screen_has_a_line_per_system_and_names_the_best(oasis, setting, tmp_pat
     assert "Best: " in done.out
 
 
+def test_one_system_has_a_table_and_no_picture(oasis, setting, tmp_path):
+    done = oasis("compare", "--systems", "quest", *setting, "--out", str(tmp_path / "r"), "-j", "1", "-q")
+    assert done.code == 0, done.err
+    assert "quest" in done.out
+    assert "picture" not in done.out
+
+
 def test_default_takes_every_system_that_the_trace_serves(tiny_trace):
     request, left_out = comparison({"trace": [str(tiny_trace)], "policy.lookahead_k": [1, 9]})
     systems = {point.system for point in request.points}

@@ -96,6 +96,9 @@ def test_decode_side_holds_what_it_was_sent_and_what_it_wrote():
 
 def test_headline_rows_with_what_was_derived_from_which():
     one = experiment("aime24-one-h100")
+    assert one.recipe is not None
+    # All layers and heads of the recipe are alike: fewer of them, for time.
+    one = one.model_copy(update={"recipe": one.recipe.model_copy(update={"layers": (8,), "kv_heads": 4})})
     evaluation = Evaluation(one)
     by_setting = {row.setting: row for row in one.rows}
     errors = {}
@@ -189,13 +192,30 @@ def test_profile_with_replaces_one_figure():
         sources.profile_with("h100-sxm", {"link.gather_byte_per_s": 1.0})
 
 
-def test_recipe_trace_is_made_once_and_differs_by_churn(monkeypatch):
-    recipe = Recipe(name="qwen3-8b-published", layers=(0,), steps=8)
+def test_recipe_trace_is_made_once_and_differs_by_what_decides_it(monkeypatch):
+    made = []
+
+    def make(statistics, geometry, context_tokens, num_steps, seed, out, *, layers):
+        out.mkdir()
+        made.append((statistics.assumptions[0], geometry.num_kv_heads, context_tokens, num_steps, layers))
+        return out
+
+    monkeypatch.setattr(sources.synthesis, "synthesise", make)
+    recipe = Recipe(name="qwen3-8b-published", layers=(0, 40), steps=8, kv_heads=2)
     first = sources.recipe_trace(recipe, 0.2, "Qwen3-8B", 4096)
-    other = sources.recipe_trace(recipe, 0.3, "Qwen3-8B", 4096)
-    assert first != other
-    monkeypatch.setattr(sources.synthesis, "synthesise", lambda *_, **__: pytest.fail("made again"))
     assert sources.recipe_trace(recipe, 0.2, "Qwen3-8B", 4096) == first
+    assert len(made) == 1
+    assert made[0][1:] == (2, 4096, 8, [0, 4]), "layers modulo the model's 36"
+    others = [
+        sources.recipe_trace(recipe, 0.3, "Qwen3-8B", 4096),
+        sources.recipe_trace(recipe, 0.2, "Qwen3-8B", 8192),
+        sources.recipe_trace(recipe, 0.2, "Llama-3.1-70B", 4096),
+        sources.recipe_trace(recipe.model_copy(update={"steps": 9}), 0.2, "Qwen3-8B", 4096),
+    ]
+    assert len({first, *others}) == 5
+    assert "churn 0.3" in made[1][0]
+    with pytest.raises(InputError, match="MLA"):
+        sources.recipe_trace(recipe, 0.2, "DeepSeek-V3", 4096)
 
 
 @pytest.mark.parametrize(
