@@ -88,7 +88,7 @@ class Campaign:
         else:
             try:
                 row.update(self._measure(point, flow, repeats, profile))
-            except (torch.cuda.OutOfMemoryError, OasisError) as error:
+            except (RuntimeError, OasisError) as error:
                 row.update(status="failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
         row["wall_s"] = round(time.perf_counter() - began, 2)
         self._write(row)

@@ -280,6 +280,8 @@ class DecodeRunner:
             for t in range(self.num_steps - self.flow.distance):
                 for index in range(self.geometry.num_layers):
                     self._copies.serve(t, index)
+            torch.cuda.synchronize()
+            self._copies.require_arrived()
         return self.schedule.marks_s() if self.schedule.on_gpu else []
 
     def step_seconds(self, marks: list[tuple[str, float]]) -> list[float]:
@@ -306,7 +308,7 @@ class DecodeRunner:
             self.schedule.mark_part("draft")
         torch.argmax(self.logits, dim=-1, out=self.tokens)
         self.schedule.mark_part("sampling")
-        self._x.copy_(self._hidden)
+        torch.mul(self._hidden, 1, out=self._x)  # by a kernel: see realhw.transfers
 
     def _layer(self, t: int, index: int) -> None:
         flow, schedule = self.flow, self.schedule
@@ -335,6 +337,8 @@ class DecodeRunner:
             # Only now: the plan may put a block into the slot that the append has just filled.
             self._publish(t, index)
         if self._copies is not None and t >= flow.distance:
+            # What a wait needs must stand before it in the graph, or a GPU that runs the graph in order would not end.
+            schedule.wait("C", ("published", t - flow.distance, index))
             self._copies.wait(t - flow.distance, index)
         elif flow.kind == "on-demand":
             self._gather(layer, t, index)
@@ -397,6 +401,7 @@ class DecodeRunner:
             if flow.distance and flow.slack_blocks == 0 and flow.transport != "ce-contiguous":
                 schedule.wait("H", ("read", t, index))  # packed blocks wait beside the slots, others land in them
             self._copies.publish(t, index, self.moves[t][index])
+            schedule.signal("H", ("published", t, index))
         if not schedule.on_gpu:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

@@ -81,7 +81,13 @@ class Schedule:
             for engine in self._engines[1:]:
                 self.signal(engine, ("end", engine))
                 self.wait("C", ("end", engine))
-        return graph.replay
+
+        def replay() -> None:
+            # Not on the default stream: what the CPU enqueues meanwhile must not wait for the graph's end.
+            with torch.cuda.stream(main):
+                graph.replay()
+
+        return replay
 
     def marks_s(self) -> list[tuple[str, float]]:
         """Label and seconds since the first mark, of the last replay."""

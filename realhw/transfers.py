@@ -1,7 +1,9 @@
 """Fetches by the copy engines beside a decode graph: the CPU learns each plan, then enqueues its copies.
 
-The graph copies a layer's plan to pinned memory; the CPU sees it, enqueues the blocks on a stream of its own and a flag
-behind them; attention waits for the flag. So the way of the plan to the CPU is paid layer by layer, across steps.
+A kernel of the graph writes a layer's plan to pinned memory; the CPU sees it, enqueues the blocks on a stream of its
+own and a flag behind them; attention waits for the flag. So the way of the plan to the CPU is paid layer by layer,
+across steps. A graph must hold no copies itself: one that is not yet due could stand before ours in the engine's queue,
+while what it waits for waits for ours.
 """
 
 from __future__ import annotations
@@ -19,18 +21,22 @@ from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event, new_stream
 from realhw.kernels.gather.api import GatherConfig, gather_blocks
 from realhw.kernels.plan.api import Moves
+from realhw.kernels.publish.api import FIELD_BITS, publish_fetches
 from realhw.kernels.wait.api import wait_flag
 from traces.errors import EnvironmentMissing
 
 UInt64 = NDArray[np.uint64]
+Int64 = NDArray[np.int64]
 Transport = Literal["gather", "ce-batched", "ce-contiguous"]
 
 CHUNK_BYTES = 4 << 20
 """The CPU packs the next chunk while the engine copies the one before; smaller ones pay more submissions."""
 NUM_CHUNKS = 8
-DEADLINE_S = 60.0
+DEADLINE_S = 10.0
 """A plan that has not reached the CPU by then never will: the GPU has failed."""
 NOT_YET = -1
+NEXT_IN_RUN = (1 << FIELD_BITS) + 1
+"""From a code to that of the next block in the next slot."""
 
 
 class Copies(Protocol):
@@ -51,15 +57,17 @@ class MemoryCopies:
             ctypes.memmove(target, source, size)
 
 
-def contiguous_runs(entries: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows in (head, block) order and the starts of runs contiguous in block and slot.
+def decode_fetches(codes: Int64) -> tuple[Int64, Int64, Int64]:
+    """Head, block and slot of `publish_fetches`' codes."""
+    field = (1 << FIELD_BITS) - 1
+    return codes >> (2 * FIELD_BITS), (codes >> FIELD_BITS) & field, codes & field
 
-    entries int32 [n, 3]: head, block, slot. Returns order int64 [n] and starts int64 [runs], indices into it.
-    """
-    order = np.argsort((entries[:, 0].astype(np.int64) << 32) | entries[:, 1], kind="stable")
-    step = np.diff(entries[order], axis=0)
-    breaks = (step[:, 0] != 0) | (step[:, 1] != 1) | (step[:, 2] != 1)
-    return order, np.concatenate([np.zeros(min(1, len(order)), dtype=np.int64), np.flatnonzero(breaks) + 1])
+
+def contiguous_runs(codes: Int64) -> tuple[Int64, Int64]:
+    """First code and length of each maximal run whose blocks and slots both go up by one, in (head, block) order."""
+    ordered = np.sort(codes)
+    starts = np.flatnonzero(np.diff(ordered, prepend=-2 * NEXT_IN_RUN) != NEXT_IN_RUN)
+    return ordered[starts], np.diff(starts, append=len(ordered))
 
 
 class CopyTransfers:
@@ -80,11 +88,12 @@ class CopyTransfers:
         self._engine: Copies = CopyEngine() if self._on_gpu else MemoryCopies()
         self._stream = new_stream() if self._on_gpu else None
         pin = self._on_gpu
-        self._lists = torch.empty(self._ring, num_layers, max_blocks + 1, 3, dtype=torch.int32, pin_memory=pin)
+        self._codes = torch.empty(self._ring, num_layers, max_blocks + 1, dtype=torch.int64, pin_memory=pin)
         self._counts = torch.empty(num_steps, num_layers, 1, dtype=torch.int32, pin_memory=pin)
         self._one = torch.ones(1, dtype=torch.int32, pin_memory=pin)
-        self._seen, self._seen_lists = self._counts.numpy(), self._lists.numpy()
+        self._seen_codes, self._seen_counts = self._codes.numpy(), self._counts.numpy()
         self._flags = torch.zeros(num_steps, num_layers, 1, dtype=torch.int32, device=device)
+        self._failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._block_bytes = pools[0][0].numel() * pools[0].element_size()
         self._host = host
         head = np.arange(num_heads)
@@ -114,22 +123,23 @@ class CopyTransfers:
     def reset(self) -> None:
         """Nothing published, nothing arrived."""
         self._counts.fill_(NOT_YET)
+        self._codes.fill_(NOT_YET)
         self._flags.zero_()
+        self._failed.zero_()
 
     # -- in the graph -------------------------------------------------------------------------------------------
 
     def publish(self, t: int, layer: int, moves: Moves) -> None:
-        """Send a plan to the CPU: its list, then the count that tells that the list is there."""
+        """Tell a plan to the CPU."""
         room = len(moves.fetch)
-        self._lists[t % self._ring, layer, :room].copy_(moves.fetch, non_blocking=True)
-        self._counts[t, layer].copy_(moves.fetch_count, non_blocking=True)
+        publish_fetches(moves.fetch, moves.fetch_count, self._codes[t % self._ring, layer], self._counts[t, layer])
         if self._packs:
             self._arrivals[t % self._ring, layer, :room, 0::2].copy_(moves.fetch[:, 0::2])
             self._moves[t, layer] = moves
 
     def wait(self, t: int, layer: int) -> None:
         """Hold the stream until the blocks of plan (t, layer) are in their slots, scattering packed ones."""
-        wait_flag(self._flags[t, layer])
+        wait_flag(self._flags[t, layer], self._failed, 1 + t * len(self._pools) + layer)
         if self._packs:
             ring = t % self._ring
             gather_blocks(
@@ -147,42 +157,59 @@ class CopyTransfers:
 
         Raises EnvironmentMissing when no plan comes.
         """
-        count = self._await(t, layer)
+        codes = self._await(t, layer)
         stream = self._stream.cuda_stream if self._stream is not None else 0
-        if count:
-            entries = self._seen_lists[t % self._ring, layer, :count]
+        if len(codes):
             if self._packs:
-                self._enqueue_packed(t, layer, entries, stream)
+                self._enqueue_packed(t, layer, codes, stream)
             else:
-                self._enqueue_runs(layer, entries, stream)
+                self._enqueue_runs(layer, codes, stream)
         self._engine.copy(self._flags[t, layer].data_ptr(), self._one.data_ptr(), 4, HOST_TO_DEVICE, stream)
 
-    def _await(self, t: int, layer: int) -> int:
-        seen, deadline = self._seen[t, layer], time.perf_counter() + DEADLINE_S
+    def _await(self, t: int, layer: int) -> Int64:
+        """The plan's codes, once all of them are here; their places are then free for a later plan."""
+        seen, deadline = self._seen_counts[t, layer], time.perf_counter() + DEADLINE_S
         while seen[0] == NOT_YET:
-            if time.perf_counter() > deadline:
-                self._flags.fill_(1)  # the graph waits for flags: let it end
-                raise EnvironmentMissing(f"copy engine: no plan of step {t}, layer {layer} after {DEADLINE_S:.0f} s")
-        return int(seen[0])
+            self._require_time(deadline, t, layer)
+        codes = self._seen_codes[t % self._ring, layer, : int(seen[0])]
+        while len(codes) and codes.min() == NOT_YET:
+            self._require_time(deadline, t, layer)
+        taken = codes.copy()
+        codes[:] = NOT_YET
+        return taken
 
-    def _blocks(self, layer: int, entries: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where each entry's block lies in the host KV, in blocks."""
-        return self._first_block[entries[:, 0]] + layer * self._layer_blocks + entries[:, 1]
+    def _require_time(self, deadline: float, t: int, layer: int) -> None:
+        if time.perf_counter() > deadline:
+            torch.cuda.synchronize()  # the graph's waits give up before this
+            self.require_arrived()
+            raise EnvironmentMissing(f"copy engine: no plan of step {t}, layer {layer} after {DEADLINE_S:.0f} s")
 
-    def _enqueue_runs(self, layer: int, entries: NDArray[np.int32], stream: int) -> None:
+    def require_arrived(self) -> None:
+        """`EnvironmentMissing` where a wait of the last run, now over, gave up."""
+        number = int(self._failed)
+        if number:
+            t, layer = divmod(number - 1, len(self._pools))
+            raise EnvironmentMissing(f"copy engine: the blocks of step {t}, layer {layer} did not arrive")
+
+    def _blocks(self, layer: int, head: Int64, block: Int64) -> Int64:
+        """Where blocks lie in the host KV, in blocks."""
+        return self._first_block[head] + layer * self._layer_blocks + block
+
+    def _enqueue_runs(self, layer: int, codes: Int64, stream: int) -> None:
         """One batched submission of maximal contiguous runs."""
-        order, starts = contiguous_runs(entries)
-        first = entries[order[starts]]
+        first, lengths = contiguous_runs(codes)
+        head, block, slot = decode_fetches(first)
         size = self._block_bytes
-        slots = first[:, 0].astype(np.int64) * self._slots_per_head + first[:, 2]
-        targets = (self._pools[layer].data_ptr() + slots * size).astype(np.uint64)
-        sources = (self._host.data_ptr() + self._blocks(layer, first) * size).astype(np.uint64)
-        lengths = np.diff(np.append(starts, len(entries))) * size
-        self._engine.copy_batch(targets, sources, lengths.astype(np.uint64), stream)
+        targets = self._pools[layer].data_ptr() + (head * self._slots_per_head + slot) * size
+        sources = self._host.data_ptr() + self._blocks(layer, head, block) * size
+        self._engine.copy_batch(
+            targets.astype(np.uint64), sources.astype(np.uint64), (lengths * size).astype(np.uint64), stream
+        )
 
-    def _enqueue_packed(self, t: int, layer: int, entries: NDArray[np.int32], stream: int) -> None:
+    def _enqueue_packed(self, t: int, layer: int, codes: Int64, stream: int) -> None:
         """Pack chunk after chunk, each copied while the next is packed."""
-        blocks = torch.from_numpy(self._blocks(layer, entries))
+        head, block, _ = decode_fetches(codes)
+        blocks = torch.from_numpy(self._blocks(layer, head, block))
         target, size = self._staged(t, layer).data_ptr(), self._block_bytes
         for start in range(0, len(blocks), self._chunk_blocks):
             ids = blocks[start : start + self._chunk_blocks]
