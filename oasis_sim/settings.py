@@ -57,7 +57,7 @@ def _add(settings: Settings, givers: dict[str, str], key: str, giver: str, text:
 
 def parse_value(text: str) -> Any:
     """A scalar as YAML would read it, except that `1e-3` is a number."""
-    words = {"null": None, "none": None, "true": True, "false": False}
+    words = {"null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
     for number in (int, float):

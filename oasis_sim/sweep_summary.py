@@ -155,7 +155,9 @@ def _print_best(out: Console, rows: Sequence[Row], best: Row, point: ExperimentS
     )
     for line in (binding(best), exposure(best), f"{recall_verdict(best)} (threshold: {origin})"):
         out.print(Padding(line, (0, 0, 0, 2), expand=False))
-    edges = {name: side for name, side in grid_edges(rows, best).items() if (name, best[name]) not in _NATURAL_LIMITS}
+    edges = {
+        name: side for name, side in grid_edges(rows, best).items() if (name, best.get(name)) not in _NATURAL_LIMITS
+    }
     if edges:
         at = ", ".join(f"{label(name)} {value(best, name)} ({side})" for name, side in edges.items())
         out.print(Padding(f"at the edge of the grid: {at}; beyond it may lie better", (0, 0, 0, 2), expand=False))
@@ -175,7 +177,9 @@ def cautions(rows: Sequence[Row], best: Row, threshold_is_set: bool) -> list[str
     recalls = [
         row["recall"]
         for row in rows
-        if row["status"] == "ok" and row["recall"] is not None and all(row[name] == best[name] for name in others)
+        if row["status"] == "ok"
+        and row["recall"] is not None
+        and all(row.get(name) == best.get(name) for name in others)
     ]
     if len(recalls) > 1 and max(recalls) - min(recalls) < 2 * RECALL_MARGIN:
         lines.append(

@@ -2,7 +2,7 @@
 
 `python -m simulator.shared_link_error` prints the table in docs/validation.md, for the default experiment at fetch cap
 0.1 on eight replicas whose KV lies on the far socket, with inter-socket links narrower than the profile's (which eight
-gathers do not fill).
+gathers do not fill), and that of docs/topology.md: KV behind one NIC per socket, cap 0.05.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ def narrowed(point: ResolvedExperiment, inter_socket_bytes_per_s: float) -> Reso
     return replace(point, hardware=point.hardware.model_copy(update={"host": host}))
 
 
+def with_one_nic_per_socket(point: ResolvedExperiment) -> ResolvedExperiment:
+    nic = point.hardware.nic
+    nic = nic.model_copy(update={"per_socket": nic.per_socket.model_copy(update={"value": 1})})
+    return replace(point, hardware=point.hardware.model_copy(update={"nic": nic}))
+
+
 def main() -> None:
     print("inter-socket GB/s  batch  link busy  share  timeline ms  reference ms   error")
     for rate, batch in itertools.product((100e9, 80e9, 60e9, 40e9), (8, 16, 32, 64)):
@@ -80,6 +86,24 @@ def main() -> None:
         print(
             f"{rate / 1e9:>17.0f} {batch:>6} {e.link_utilization:>10.0%} {e.link_share:>6.2f} "
             f"{e.timeline_s * 1e3:>12.3f} {e.reference_s * 1e3:>13.3f} {e.error:>+7.2%}"
+        )
+    print("host residency  batch  link busy  timeline ms  reference ms   error")
+    for residency, batch in itertools.product(("none", "fetched"), (4, 8, 16, 32)):
+        (experiment,) = expand(
+            {
+                "placement.kv_tier": "remote",
+                "placement.num_gpus": 8,
+                "workload.batch_size": batch,
+                "workload.output_tokens": NUM_STEPS,
+                "policy.fetch_cap": 0.05,
+                "policy.host_residency": residency,
+            },
+            {},
+        )
+        e = shared_link_error(with_one_nic_per_socket(resolve(experiment)))
+        print(
+            f"{residency:>14} {batch:>6} {e.link_utilization:>10.0%} {e.timeline_s * 1e3:>12.3f} "
+            f"{e.reference_s * 1e3:>13.3f} {e.error:>+7.2%}"
         )
 
 

@@ -31,3 +31,9 @@ def test_block_sizes_under_thresholds_of_their_own_are_said():
     rows = [row(0.02, 16, 0.80), row(0.02, 64, 0.92)]
     assert "--min-recall" in cautions(rows, rows[0], threshold_is_set=False)[0]
     assert cautions(rows, rows[0], threshold_is_set=True) == []
+
+
+def test_a_key_that_only_some_systems_look_at_may_be_missing_from_a_row():
+    rows = [row(0.02, 16, 0.921), row(1.0, 16, 0.924) | {"placement.nic_numa": "far"}]
+    rows += [row(1.0, 16, 0.924) | {"placement.nic_numa": "local"}]
+    assert cautions(rows, rows[0], threshold_is_set=True) == []
