@@ -39,6 +39,8 @@ def label(parameter: str) -> str:
 
 def value(row: Row, parameter: str) -> str:
     given = row.get(parameter)
+    if isinstance(given, bool):
+        return "yes" if given else "no"
     if isinstance(given, float):
         return f"{given:g}"
     return "–" if given is None else f"{given:,}" if isinstance(given, int) else str(given)
