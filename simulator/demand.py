@@ -72,6 +72,8 @@ class Demand:
     """Steps from a plan to its attention; 0: on demand."""
     admission_blocks: int
     """Blocks that must be in HBM before step 0, over all layers and heads; 0 where everything is."""
+    corrected_share: float
+    """Share of (steady row, layer, head) in which the real query selects before attention, on top of a prediction."""
     steady_start: int
     steady_stop: int
     """Rows [start, stop) that means use and long runs repeat: both the plan and its attention lie in the trace."""

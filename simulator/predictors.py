@@ -58,6 +58,22 @@ def draft_ranking(group: TraceGroup, settings: ReplaySettings, distance: int) ->
     return group.ranking(f"draft{distance}", size)
 
 
+def previous_layer_ranking(
+    group: TraceGroup, settings: ReplaySettings, true_ids: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """What the input of the layer before predicts for each step. Model layer 0 has none: its own query, on demand."""
+    size = settings.block_size_tokens
+    layers = group.layers(size)
+    ids = recorded_ranking(group, "prev_layer", size, "predictor 'previous-layer'")
+    if 0 not in layers:
+        return ids
+    first = layers.index(0)
+    width = max(ids.shape[-1], true_ids.shape[-1])
+    ids = np.pad(ids, ((0, 0), (0, 0), (0, 0), (0, width - ids.shape[-1])), constant_values=-1)
+    ids[:, first, :, : true_ids.shape[-1]] = true_ids[:, first]
+    return ids
+
+
 def is_draft(name: str) -> bool:
     return name.startswith("draft") and name[5:].isdigit()
 
@@ -78,6 +94,8 @@ def predicted_ranking(
         return PredictedRanking(true_ids, 0)
     if settings.predictor == "previous":
         return PredictedRanking(true_ids, k)
+    if settings.predictor == "previous-layer":
+        return PredictedRanking(previous_layer_ranking(group, settings, true_ids), 0)
     if settings.predictor == "random":
         layers = group.layers(settings.block_size_tokens)
         ids = random_ranking(layers, group.num_kv_heads, num_blocks, settings.num_kept, k, seed)

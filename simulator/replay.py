@@ -114,18 +114,22 @@ def replay_by_gpu(
 
 def _replay(group: TraceGroup, settings: ReplaySettings, mapping: Mapping, seed: int, per_head: bool) -> Demand:
     num_blocks = blocks_per_step(group, settings.block_size_tokens)
+    admission, corrected_share = 0, 0.0
     if settings.selector == "all":
         arrays = _read_everything(num_blocks, len(mapping.layer_of), len(mapping.head_of))
-        admission = 0
     else:
         heads = replayed_heads(mapping, settings.fetch_cap_scope)
         true_ids = selector_ranking(group, settings, num_blocks)
         predicted = predicted_ranking(group, settings, num_blocks, true_ids, seed)
         mass = group.mass(settings.block_size_tokens)
-        out = run_kernel(settings, num_blocks, true_ids, predicted, mass.levels, heads)
+        misses = miss_arrays(group, settings)
+        out = run_kernel(settings, num_blocks, true_ids, predicted, mass.levels, heads, misses)
         _require_full_rankings(group, settings, num_blocks, out, heads)
         arrays = _per_head_arrays(settings, num_blocks, out, mass, heads)
-        resident = min(settings.num_kept, int(num_blocks[0]) - 1)
+        resident = min(settings.capacity, true_ids.shape[-1], int(num_blocks[0]) - 1)
+        if settings.miss_rule in ("stall", "correct"):
+            steady = misses.repairs[settings.steady_start : settings.steady_stop]
+            corrected_share = float(steady[:, mapping.layer_of][:, :, mapping.head_of].mean())
         admission = 0 if settings.residency == "everything" else resident * heads.serves.size
     summed = {name: array.sum(axis=2, dtype=array.dtype) for name, array in arrays.items()}
     return Demand(
@@ -136,6 +140,7 @@ def _replay(group: TraceGroup, settings: ReplaySettings, mapping: Mapping, seed:
         num_slots=settings.num_slots,
         lookahead_k=settings.lookahead_k,
         admission_blocks=admission,
+        corrected_share=corrected_share,
         steady_start=settings.steady_start,
         steady_stop=settings.steady_stop,
         tokens=group.tokens_per_step,
@@ -167,6 +172,32 @@ def integer_mass() -> NDArray[np.int64]:
     return np.rint(unit_mass().astype(np.float64) * 2.0**MASS_BITS).astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class MissArrays:
+    """What decides about misses per step, layer and head of the trace, [S, L, H]; one element where nothing does."""
+
+    repairs: NDArray[np.uint8]
+    """1: what the real query selects and is absent is fetched first."""
+    enough: NDArray[np.int64]
+    """Integer mass below which a head reads every block."""
+
+
+def miss_arrays(group: TraceGroup, settings: ReplaySettings) -> MissArrays:
+    repairs = np.zeros((1, 1, 1), dtype=np.uint8)
+    enough = np.zeros((1, 1, 1), dtype=np.int64)
+    size = settings.block_size_tokens
+    if settings.miss_rule == "stall":
+        repairs = np.ones((group.num_positions, len(group.layers(size)), group.num_kv_heads), dtype=np.uint8)
+    if settings.correction_cosine is not None:
+        cosines = group.query_cos(size)
+        assert cosines is not None
+        repairs = ((cosines < settings.correction_cosine) | (settings.correction_cosine == 1.0)).astype(np.uint8)
+    if settings.dense_below_recall is not None:
+        totals = integer_mass()[group.mass(size).levels].sum(axis=-1)
+        enough = np.ceil(settings.dense_below_recall * totals.astype(np.float64)).astype(np.int64)
+    return MissArrays(repairs, enough)
+
+
 def run_kernel(
     settings: ReplaySettings,
     num_blocks: NDArray[np.int32],
@@ -174,6 +205,7 @@ def run_kernel(
     predicted: PredictedRanking,
     levels: NDArray[np.uint8],
     heads: ReplayedHeads,
+    misses: MissArrays,
 ) -> HeadCounts:
     """Run the compiled batch loop over all replayed heads."""
     from simulator.host_cache import make_host_cache
@@ -199,9 +231,14 @@ def run_kernel(
         heads.scope_start,
         allowed_blocks(Fraction(settings.fetch_cap), settings.num_kept * per_scope, num_steps),
         settings.num_kept,
+        settings.capacity,
         settings.lookahead_k,
+        settings.predictor == "previous-layer",
         settings.lookahead_mode == "refine",
-        settings.miss_rule == "stall",
+        settings.miss_rule in ("stall", "correct"),
+        misses.repairs,
+        settings.miss_rule == "dense",
+        misses.enough,
         settings.eviction == "lowest-score",
         *make_state(per_scope, settings.num_slots, int(num_blocks.max())),
         np.zeros(settings.num_slots, dtype=np.int64),

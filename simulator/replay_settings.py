@@ -27,9 +27,11 @@ class ReplaySettings:
     """everything, or slots"""
     num_kept: int
     num_slots: int
+    capacity: int
+    """Blocks that may stay: K, or all slots of a cache, of which attention reads the selected."""
     predictor: str = "current"
     lookahead_k: int = 0
-    """0: on demand."""
+    """0: for the step's own attention, on demand or by the layer before's prediction."""
     lookahead_mode: str = "single"
     miss_rule: str = "attend"
     eviction: str = "least-recently-selected"
@@ -38,14 +40,14 @@ class ReplaySettings:
     fetch_cap_scope: str = "head"
     host_blocks: int = 0
     """Blocks per KV head that host memory keeps of KV whose home is beyond it; 0: not looked at."""
+    correction_cosine: float | None = None
+    """Of miss rule correct."""
+    dense_below_recall: float | None = None
+    """Of miss rule dense."""
     keeping: Keeping | None = None
     """Of a selector that ranks without a query."""
     steady_start: int = 1
     steady_stop: int = 1
-
-    @property
-    def on_demand(self) -> bool:
-        return self.lookahead_k == 0
 
 
 def blocks_per_step(group: TraceGroup, block_size_tokens: int) -> NDArray[np.int32]:
@@ -72,13 +74,15 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
             raise InputError(f"selector 'all' reads every block: residency must be everything, is {policy.residency!r}")
         num_blocks = int(blocks_per_step(group, block_size).max())
         _require_steps(num_steps, 0)
-        return ReplaySettings(block_size, "all", "everything", num_blocks, num_blocks, steady_stop=num_steps)
+        return ReplaySettings(
+            block_size, "all", "everything", num_blocks, num_blocks, num_blocks, steady_stop=num_steps
+        )  # fmt: skip
     num_kept = _num_kept(group, policy)
     if policy.residency == "drop":
         # Nothing is ever fetched; what ranks lowest after a step's attention leaves room for the block that fills next.
         _require_steps(num_steps, 1)
         return ReplaySettings(
-            block_size, policy.selector, "slots", num_kept, num_kept,
+            block_size, policy.selector, "slots", num_kept, num_kept, num_kept,
             predictor="previous", lookahead_k=1, eviction="lowest-score", fetch_cap="0",
             keeping=_keeping(group, policy, num_kept), steady_stop=num_steps - 1,
         )  # fmt: skip
@@ -90,22 +94,29 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
     if policy.residency == "everything":
         _require_steps(num_steps, 0)
         return ReplaySettings(
-            block_size, policy.selector, "everything", num_kept, num_kept, steady_stop=num_steps
+            block_size, policy.selector, "everything", num_kept, num_kept, num_kept, steady_stop=num_steps
         )  # fmt: skip
     on_demand = policy.predictor == "current"
-    k = 0 if on_demand else policy.lookahead_k
+    k = 0 if policy.predictor in ("current", "previous-layer") else policy.lookahead_k
     _check_choices(policy, on_demand)
+    _check_arrays(group, policy)
     _require_steps(num_steps, k)
+    num_slots = num_kept + _slack_blocks(policy, num_kept, max(1, k))
+    # On demand a stall is what the plan does anyway.
+    miss_rule = "attend" if on_demand and policy.miss_rule == "stall" else policy.miss_rule
     return ReplaySettings(
         block_size_tokens=block_size,
         selector=policy.selector,
         residency="slots",
         num_kept=num_kept,
-        num_slots=num_kept + _slack_blocks(policy, num_kept, max(1, k)),
+        num_slots=num_slots,
+        capacity=num_slots if policy.residency == "cache" else num_kept,
         predictor=policy.predictor,
         lookahead_k=k,
         lookahead_mode="single" if on_demand else policy.lookahead_mode,
-        miss_rule="attend" if on_demand else policy.miss_rule,
+        miss_rule=miss_rule,
+        correction_cosine=policy.correction_cosine if miss_rule == "correct" else None,
+        dense_below_recall=policy.dense_below_recall if miss_rule == "dense" else None,
         eviction=policy.eviction,
         fetch_cap=str(exact_share(policy.fetch_cap)),
         fetch_cap_scope=policy.fetch_cap_scope if policy.fetch_cap < 1 else "head",
@@ -122,14 +133,40 @@ def _keeping(group: TraceGroup, policy: PolicySpec, num_kept: int) -> Keeping | 
         return None
     if selector == "sink-recent":
         return Keeping(selector, size, sink_blocks=policy.sink_blocks)
+    if selector == "prompt-window":
+        _require_array(group, group.prompt_window_mass(size), "prompt_window_mass", f"selector {selector}", size)
+        return Keeping(selector, size)
     if not group.has_block_mass(size):
         raise InputError(
             f"policy.selector {selector!r} needs the softmax mass of every block (block_mass), which trace group "
             f"{group.name!r} does not have at {size} tokens a block"
         )
+    from_prompt = selector == "accumulated-mass" and policy.mass_history == "prompt"
+    if from_prompt:
+        _require_array(group, group.prefill_mass(size), "prefill_mass", "mass_history prompt", size)
     recent_blocks = floor(exact_share(policy.recent_share) * num_kept)
     history_steps = policy.history_steps if selector == "persistence" else 0
-    return Keeping(selector, size, recent_blocks, history_steps=history_steps)
+    return Keeping(selector, size, recent_blocks, history_steps=history_steps, from_prompt=from_prompt)
+
+
+def _check_arrays(group: TraceGroup, policy: PolicySpec) -> None:
+    """Raises InputError for choices of the miss rule that need what the trace does not hold."""
+    size = policy.block_size_tokens
+    if policy.miss_rule == "correct":
+        _require_array(group, group.query_cos(size), "query_cos", "miss_rule correct", size)
+    if policy.miss_rule == "dense" and not group.has_block_mass(size):
+        raise InputError(
+            f"policy.miss_rule dense needs the softmax mass of every block (block_mass), which trace group "
+            f"{group.name!r} does not have at {size} tokens a block"
+        )
+
+
+def _require_array(group: TraceGroup, array: object, name: str, choice: str, block_size_tokens: int) -> None:
+    if array is None:
+        raise InputError(
+            f"policy.{choice} needs {name}, which trace group {group.name!r} does not have at {block_size_tokens} "
+            f"tokens a block; record with --extras {name}"
+        )
 
 
 def _num_kept(group: TraceGroup, policy: PolicySpec) -> int:
@@ -163,6 +200,16 @@ def _check_choices(policy: PolicySpec, on_demand: bool) -> None:
             f"policy.lookahead_mode {policy.lookahead_mode!r} needs predictor 'draft' and lookahead_k of at least 2, "
             f"got {policy.predictor!r} and {policy.lookahead_k}"
         )
+    if policy.miss_rule == "correct" and (policy.predictor != "previous" or policy.lookahead_k != 1):
+        raise InputError(
+            "policy.miss_rule correct compares with the query of the step before: predictor must be previous and "
+            f"lookahead_k 1, got {policy.predictor!r} and {policy.lookahead_k}"
+        )
+    if policy.residency == "cache" and (not on_demand or policy.miss_rule in ("correct", "dense")):
+        raise InputError(
+            "policy.residency cache is filled on demand: predictor must be current and miss_rule stall or attend, got "
+            f"{policy.predictor!r} and {policy.miss_rule!r}"
+        )
     if policy.residency == "exact" and policy.slack_blocks is not None:
         raise InputError(f"policy.slack_blocks {policy.slack_blocks} needs residency 'slack', got 'exact'")
 
@@ -170,6 +217,8 @@ def _check_choices(policy: PolicySpec, on_demand: bool) -> None:
 def _slack_blocks(policy: PolicySpec, num_kept: int, k: int) -> int:
     if policy.residency == "exact":
         return 0
+    if policy.residency == "cache":
+        return policy.slack_blocks or num_kept
     return policy.slack_blocks or default_slack_blocks(k, policy.fetch_cap, num_kept)
 
 

@@ -61,6 +61,7 @@ class Residency:
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._layers = np.zeros(num_heads, dtype=np.int32)
         self._heads = np.arange(num_heads, dtype=np.int32)
+        self._repairs = np.ones((1, 1, num_heads), dtype=np.uint8)
         self._stamp = 0
 
     def copy(self) -> Residency:
@@ -105,8 +106,8 @@ class Residency:
         hits = [self._future_of(head, row, num_kept) for head, row in enumerate(ids[0, 0])]
         left = kernel.plan_heads(
             self._slots, self._blocks, self._lists, self._tally, self._keys, self.step, due, self._stamp,
-            num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, allowed, False,
-            self.by_score,
+            num_kept, num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, allowed,
+            False, self._repairs, self.by_score,
         )  # fmt: skip
         return [self._plan_of(head, hits[head]) for head in range(self.num_heads)], int(left)
 
@@ -121,8 +122,8 @@ class Residency:
             self._blocks[head, kernel.ATTENDED, attended[head]] = self._stamp
         kernel.plan_heads(
             self._slots, self._blocks, self._lists, self._tally, self._keys, self.step, self.step, self._stamp,
-            self.num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, 0, True,
-            self.by_score,
+            self.num_kept, self.num_kept, self.num_blocks - 1, ids, 0, self._layers, self._heads, 0, self.num_heads, 0,
+            True, self._repairs, self.by_score,
         )  # fmt: skip
         hits = [blocks[np.isin(blocks, attended[head])] for head, blocks in enumerate(chosen)]
         return [self._plan_of(head, hits[head]) for head in range(self.num_heads)]

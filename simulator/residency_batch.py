@@ -44,15 +44,17 @@ def plan_policies(
     ids: int32 [B, L, H, W]; due, room, allowed: int [B], no plan where due < 0. Adds each policy's fetches to
     `fetched`.
     """
+    nothing_repaired = np.zeros((1, 1, 1), dtype=np.uint8)
     for policy in range(first, last):
         if due[policy] < 0:
             continue
+        places = max(0, num_kept[policy] - room[policy])
         for unit in range(len(layers)):
             kernel.plan_heads(
                 slots[policy, unit : unit + 1, :, : num_slots[policy]], blocks[policy, unit : unit + 1],
                 lists[policy, unit : unit + 1], tally[policy, unit : unit + 1], keys[policy], step, due[policy], stamp,
-                max(0, num_kept[policy] - room[policy]), num_selectable, ids, policy, layers, heads, unit, 1,
-                allowed[policy], False, by_score[policy],
+                places, places, num_selectable, ids, policy, layers, heads, unit, 1, allowed[policy], False,
+                nothing_repaired, by_score[policy],
             )  # fmt: skip
             fetched[policy] += tally[policy, unit, kernel.NUM_FETCHED]
 

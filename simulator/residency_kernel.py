@@ -156,22 +156,22 @@ def admit_heads(
 
 @_compiled
 def begin_head(
-    slots: Any, blocks: Any, lists: Any, tally: Any, head: int, step: int, num_kept: int, filled_from: int,
+    slots: Any, blocks: Any, lists: Any, tally: Any, head: int, step: int, capacity: int, filled_from: int,
     filled_to: int,
 ) -> int:  # fmt: skip
     """Free the slots whose blocks leave at `step`, then let newly filled blocks enter; returns the victims of that.
 
-    Blocks filled_from … filled_to − 1 have filled since the last step. Where no plan has left room, the least recently
-    selected block is the victim under either eviction, as no ranking is at hand; the last one is in VICTIMS. Where room
-    is left but no slot is free yet, the filled block takes the slot of the block that leaves soonest.
+    capacity: blocks that may stay, K or a cache's size. Blocks filled_from … filled_to − 1 have filled since the last
+    step. Where no plan has left room, the least recently selected block is the victim under either eviction, as no
+    ranking is at hand; the last one is in VICTIMS. Where room is left but no slot is free yet, the filled block takes
+    the slot of the block that leaves soonest.
     """
     num_slots = slots.shape[2]
     max_blocks = blocks.shape[2]
-    if num_slots > num_kept:
-        for slot in range(num_slots):
-            if slots[head, LEAVES, slot] <= step:
-                slots[head, BLOCK, slot] = FREE
-                slots[head, LEAVES, slot] = NEVER
+    for slot in range(num_slots):
+        if slots[head, LEAVES, slot] <= step:
+            slots[head, BLOCK, slot] = FREE
+            slots[head, LEAVES, slot] = NEVER
     num_victims = 0
     for filled in range(filled_from, filled_to):
         target = FREE
@@ -192,7 +192,7 @@ def begin_head(
             elif slots[head, LEAVES, slot] < soonest:
                 soonest = slots[head, LEAVES, slot]
                 leaving_slot = slot
-        if tally[head, NUM_FUTURE] == num_kept:
+        if tally[head, NUM_FUTURE] == capacity:
             victim = slots[head, BLOCK, victim_slot]
             blocks[head, FUTURE_SLOT, victim] = FREE
             slots[head, BLOCK, victim_slot] = FREE
@@ -276,7 +276,7 @@ def list_unattended(
 
 @_compiled
 def commit(
-    slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, head: int, step: int, due: int, num_kept: int,
+    slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, head: int, step: int, due: int, capacity: int,
     keep: int, stamp: int, by_score: bool, ids: Any, row: int, layer: int, kv_head: int,
 ) -> None:  # fmt: skip
     """Fetch the first NUM_FETCHED blocks of FETCH for step `due` and evict what is one too many; sorts the list.
@@ -289,7 +289,7 @@ def commit(
     width = ids.shape[3]
     num_fetched = np.int64(tally[head, NUM_FETCHED])
     num_new = num_fetched - tally[head, NUM_BOUND]
-    num_victims = tally[head, NUM_FUTURE] + num_new - num_kept
+    num_victims = tally[head, NUM_FUTURE] + num_new - capacity
     if num_victims < 0:
         num_victims = 0
     if by_score and num_victims > 0:
@@ -367,6 +367,7 @@ def plan_heads(
     due: int,
     stamp: int,
     num_kept: int,
+    capacity: int,
     num_selectable: int,
     ids: Any,
     row: int,
@@ -376,21 +377,27 @@ def plan_heads(
     num_heads: int,
     allowed: int,
     repairing: bool,
+    repairs: Any,
     by_score: bool,
 ) -> int:
     """Plan a fetch for step `due` on every head of a cap scope; returns the allowance that is left.
 
     ids: int32 [rows, L, H, W]; head i reads ids[row, layers[first + i], heads[first + i]]. The allowance is granted
-    by (rank in the missing list, head). num_kept is K without the room that the plan leaves; a head whose row is masked
-    has no plan. When repairing, the ranking is the selector's, `stamp` marks the sets TRUE and ATTENDED and the cap
-    does not hold. Results are in `lists` and `tally`.
+    by (rank in the missing list, head). num_kept: how many blocks of the ranking are wanted; capacity: how many may
+    stay; both without the room that the plan leaves. A head whose row is masked has no plan. When repairing, the
+    ranking is the selector's, `stamp` marks the sets TRUE and ATTENDED, the cap does not hold, and a head is repaired
+    where repairs[row, layer, head] (uint8) is not 0. Results are in `lists` and `tally`.
     """
     left = allowed
     most = 0
     for i in range(num_heads):
         layer = layers[first + i]
         kv_head = heads[first + i]
-        if repairing:
+        if repairing and repairs[row, layer, kv_head] == 0:
+            tally[i, NUM_MISSING] = 0
+            tally[i, NUM_BOUND] = 0
+            tally[i, NUM_FETCHED] = 0
+        elif repairing:
             list_unattended(
                 slots, blocks, lists, tally, i, step, stamp, ids, row, layer, kv_head, num_kept, num_selectable
             )  # fmt: skip
@@ -410,7 +417,7 @@ def plan_heads(
                 tally[i, NUM_FETCHED] += 1
                 left -= 1
     for i in range(num_heads):
-        leaves_room = tally[i, NUM_FUTURE] > num_kept and ids[row, layers[first + i], heads[first + i], 0] >= 0
+        leaves_room = tally[i, NUM_FUTURE] > capacity and ids[row, layers[first + i], heads[first + i], 0] >= 0
         if tally[i, NUM_FETCHED] == 0 and not leaves_room:
             tally[i, NUM_VICTIMS] = 0
             tally[i, NUM_FREE_TAKEN] = 0
@@ -418,7 +425,7 @@ def plan_heads(
         else:
             keep = TRUE if repairing else PREDICTED
             commit(
-                slots, blocks, lists, tally, keys, i, step, due, num_kept, keep, stamp, by_score, ids, row,
+                slots, blocks, lists, tally, keys, i, step, due, capacity, keep, stamp, by_score, ids, row,
                 layers[first + i], heads[first + i],
             )  # fmt: skip
     return left
@@ -427,10 +434,11 @@ def plan_heads(
 @_compiled
 def read_attended(
     slots: Any, blocks: Any, head: int, step: int, stamp: int, open_block: int, levels: Any, layer: int, kv_head: int,
-    weight_of_level: Any,
+    weight_of_level: Any, selected: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Stamp the blocks that attention reads at `step`; returns their (integer mass, coverage).
 
+    selected: 0, or the stamp of the set TRUE, of which it reads no other blocks (a cache holds more).
     Coverage: 1 where it reads a block without a recorded mass, plus 2 where it reads every block.
     """
     level = levels[step, layer, kv_head, open_block]
@@ -441,7 +449,7 @@ def read_attended(
         block = slots[head, BLOCK, slot]
         if block < 0 or slots[head, DUE, slot] > step or slots[head, LEAVES, slot] <= step:
             continue
-        if blocks[head, ATTENDED, block] == stamp:
+        if blocks[head, ATTENDED, block] == stamp or (selected > 0 and blocks[head, TRUE, block] != selected):
             continue
         blocks[head, ATTENDED, block] = stamp
         level = levels[step, layer, kv_head, block]
@@ -449,6 +457,20 @@ def read_attended(
         unrecorded |= level == 0
         count += 1
     return mass, unrecorded + 2 * (count == open_block + 1)
+
+
+@_compiled
+def count_unread(blocks: Any, head: int, stamp: int, open_block: int) -> tuple[int, int]:
+    """(blocks that are not stamped into ATTENDED, runs of consecutive ones) below the open block."""
+    count = 0
+    num_runs = 0
+    last = -2
+    for block in range(open_block):
+        if blocks[head, ATTENDED, block] != stamp:
+            count += 1
+            num_runs += block != last + 1
+            last = block
+    return count, num_runs
 
 
 @_compiled
@@ -465,9 +487,14 @@ def replay_heads(
     scope_start: Any,
     allowed: Any,
     num_kept: int,
+    capacity: int,
     lookahead_k: int,
+    predicts: bool,
     refine: bool,
     stall: bool,
+    repairs: Any,
+    fallback: bool,
+    enough: Any,
     by_score: bool,
     slots: Any,
     blocks: Any,
@@ -482,8 +509,12 @@ def replay_heads(
     host_kept: Any,
     remote: Any,
 ) -> None:
-    """Replay every head of every cap scope over the whole trace; lookahead_k 0 fetches on demand.
+    """Replay every head of every cap scope over the whole trace; lookahead_k 0 fetches for the step's own attention.
 
+    predicts: with lookahead_k 0, the fetch follows a prediction and is there before attention is ready; else it follows
+    the real query. capacity: blocks that may stay; where more than num_kept, attention reads only the true set.
+    stall: heads are repaired where repairs [S, L, H] (uint8) is not 0. fallback: a head reads every block where the
+    integer mass that it reads is below enough [S, L, H] (int64).
     num_blocks: int32 [S], n per step. true_ids, predicted_ids, near_ids: int32 [S, L, H, M], the selector's ranking,
     the predictor's (of target step r in row r − predicted_shift) and, for `refine`, that of drafts one step ahead.
     levels: uint8 [S, L, H, n_max]. layers, heads: int32 [G], indices of replayed heads into the trace; those from
@@ -500,7 +531,7 @@ def replay_heads(
         num_heads = scope_start[scope + 1] - first
         last = first + num_heads
         admit_heads(
-            slots, blocks, lists, tally, num_kept, num_blocks[0] - 1, true_ids, layers[first:last], heads[first:last]
+            slots, blocks, lists, tally, capacity, num_blocks[0] - 1, true_ids, layers[first:last], heads[first:last]
         )  # fmt: skip
         if host_blocks > 0:  # what is resident at first has come through the host, ascending ids
             empty_host_cache(host_links, host_kept)
@@ -511,22 +542,40 @@ def replay_heads(
             filled_from = n - 1 if step == 0 else num_blocks[step - 1] - 1
             whole = num_kept >= n
             stamp = 3 * step + 1
+            left = allowed[step]
+            for i in range(num_heads):
+                counts[EVICTED, first + i, step] = begin_head(
+                    slots, blocks, lists, tally, i, step, capacity, filled_from, n - 1
+                )  # fmt: skip
+            if predicts:
+                plan_heads(
+                    slots, blocks, lists, tally, keys, step, step, stamp + 1, num_kept, capacity, n - 1,
+                    predicted_ids, step - predicted_shift, layers, heads, first, num_heads, left, False, repairs,
+                    by_score,
+                )  # fmt: skip
+                for i in range(num_heads):
+                    counts[EVICTED, first + i, step] += tally[i, NUM_VICTIMS]
+                    counts[FETCHED, first + i, step] = tally[i, NUM_FETCHED]
+                    counts[RUNS, first + i, step] = tally[i, NUM_RUNS]
+                    counts[IN_SLACK, first + i, step] = tally[i, NUM_FREE_TAKEN]
+                    if host_blocks > 0:
+                        remote[REMOTE_FETCHED, first + i, step] = fetch_through_host(
+                            host_links, host_kept, i, lists[i, FETCH], tally[i, NUM_FETCHED], host_blocks
+                        )  # fmt: skip
+                    tally[i, NUM_FETCHED] = 0
             for i in range(num_heads):
                 g = first + i
                 layer = layers[g]
                 kv_head = heads[g]
-                counts[EVICTED, g, step] = begin_head(
-                    slots, blocks, lists, tally, i, step, num_kept, filled_from, n - 1
-                )  # fmt: skip
                 mass[g, step], coverage[g, step] = read_attended(
-                    slots, blocks, i, step, stamp, n - 1, levels, layer, kv_head, weight_of_level
+                    slots, blocks, i, step, stamp, n - 1, levels, layer, kv_head, weight_of_level, 0
                 )
                 num_true, num_hits = put_first(
                     blocks, i, TRUE, stamp, ATTENDED, true_ids, step, layer, kv_head, num_kept, n - 1
                 )
                 counts[HIT, g, step] = num_hits + whole
                 counts[MISSED, g, step] = num_true - num_hits
-                if lookahead_k == 0:
+                if lookahead_k == 0 and not predicts:
                     counts[OVERLAP, g, step] = num_true + whole
                 elif step >= lookahead_k:
                     num_predicted, num_shared = put_first(
@@ -534,18 +583,25 @@ def replay_heads(
                         num_kept, n - 1,
                     )  # fmt: skip
                     counts[OVERLAP, g, step] = num_shared + (whole and num_predicted > 0)
-            left = allowed[step]
             for part in range(3):
-                repairing = part == BEFORE and lookahead_k > 0
+                repairing = part == BEFORE and (lookahead_k > 0 or predicts)
                 if repairing and not stall:
                     continue
                 if part == AHEAD:
                     for i in range(num_heads):
                         g = first + i
-                        if tally[i, NUM_FETCHED] > 0:
+                        read_stamp = stamp
+                        if tally[i, NUM_FETCHED] > 0 or capacity > num_kept:
+                            read_stamp = stamp + 1
                             mass[g, step], coverage[g, step] = read_attended(
-                                slots, blocks, i, step, stamp + 1, n - 1, levels, layers[g], heads[g], weight_of_level
+                                slots, blocks, i, step, read_stamp, n - 1, levels, layers[g], heads[g],
+                                weight_of_level, stamp if capacity > num_kept else 0,
+                            )  # fmt: skip
+                        if fallback and mass[g, step] < enough[step, layers[g], heads[g]]:
+                            counts[REPAIRED, g, step], counts[REPAIR_RUNS, g, step] = count_unread(
+                                blocks, i, read_stamp, n - 1
                             )
+                            coverage[g, step] |= 2
                     if lookahead_k == 0 or step + lookahead_k >= num_steps:
                         break
                 if part == URGENTLY and not refine:
@@ -568,8 +624,9 @@ def replay_heads(
                     row = due
                     plan_stamp = stamp + 2
                 left = plan_heads(
-                    slots, blocks, lists, tally, keys, step, due, plan_stamp, max(0, num_kept - room), n - 1, ids, row,
-                    layers, heads, first, num_heads, left, repairing, by_score,
+                    slots, blocks, lists, tally, keys, step, due, plan_stamp, max(0, num_kept - room),
+                    max(0, capacity - room), n - 1, ids, row, layers, heads, first, num_heads, left, repairing, repairs,
+                    by_score,
                 )  # fmt: skip
                 for i in range(num_heads):
                     g = first + i

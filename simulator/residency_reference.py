@@ -44,7 +44,8 @@ class HostCache:
 class Head:
     """One KV head's slots; an empty slot is None."""
 
-    num_kept: int
+    capacity: int
+    """Blocks that may stay."""
     num_slots: int
     by_score: bool = False
     host_blocks: int = 0
@@ -77,7 +78,7 @@ class Head:
         self.evicted_ids = []
         self.slots = [None if slot is not None and slot.leaves <= step else slot for slot in self.slots]
         for block in filled:
-            if len(self.future()) == self.num_kept:
+            if len(self.future()) == self.capacity:
                 victim = min(self.future(), key=self._least_recently_selected)
                 target = self._first_free()
                 self.slots[self.future()[victim]] = None
@@ -113,7 +114,7 @@ class Head:
             return (1, -list(ranking).index(block)) if block in ranking else (0, block)
 
         future = self.future()
-        num_victims = max(0, len(future) + len(blocks) - max(0, self.num_kept - room))
+        num_victims = max(0, len(future) + len(blocks) - max(0, self.capacity - room))
         candidates = sorted(
             (block for block in future if block not in keep),
             key=lowest_score if self.by_score else self._least_recently_selected,
@@ -158,7 +159,11 @@ class Rules:
     num_kept: int
     num_slots: int
     lookahead_k: int = 0
-    """0: on demand."""
+    """0: for the step's own attention."""
+    predicts: bool = False
+    """With lookahead_k 0: the fetch follows a prediction, and is there before attention."""
+    caches: bool = False
+    """All slots may hold blocks; attention reads the true set alone."""
     refine: bool = False
     stall: bool = False
     by_score: bool = False
@@ -186,16 +191,20 @@ def replay_reference(
     near: Callable[[int, int], Ranking],
     mass: Callable[[int, int], Sequence[int]],
     num_heads: int,
+    repairs: Callable[[int, int], bool] = lambda t, h: True,
+    enough: Callable[[int, int], int] = lambda t, h: 0,
 ) -> list[list[Count]]:
     """Counts [step][head] of heads that share one cap's credit.
 
     true, predicted, near: ranking of (target step, head); mass: integer mass of every block of (step, head). Counts
-    hold the kernel's names, plus `mass` and `coverage`.
+    hold the kernel's names, plus `mass` and `coverage`. repairs: whether a stall holds for (step, head); enough: the
+    integer mass below which (step, head) reads every block.
     """
     k, num_kept, num_steps = rules.lookahead_k, rules.num_kept, len(num_blocks)
-    heads = [Head(num_kept, rules.num_slots, rules.by_score, rules.host_blocks) for _ in range(num_heads)]
+    capacity = rules.num_slots if rules.caches else num_kept
+    heads = [Head(capacity, rules.num_slots, rules.by_score, rules.host_blocks) for _ in range(num_heads)]
     for h, head in enumerate(heads):
-        head.admit(first(true(0, h), num_kept, num_blocks[0] - 1))
+        head.admit(first(true(0, h), capacity, num_blocks[0] - 1))
     rows: list[list[Count]] = []
     for t, n in enumerate(num_blocks):
         counts: list[Count] = [
@@ -205,29 +214,42 @@ def replay_reference(
         ]
         credit = rules.fetch_cap * num_kept * num_heads
         allowed = floor((t + 1) * credit) - floor(t * credit)
-        for h, head in enumerate(heads):
+        for head in heads:
             head.begin(t, range(num_blocks[t - 1] - 1, n - 1) if t else ())
+        if rules.predicts:
+            plan(heads, num_kept, counts, t, t, n, allowed, predicted)
+        for h, head in enumerate(heads):
             true_set = first(true(t, h), num_kept, n - 1)
             open_hit = int(num_kept >= n)
             hits = len(set(true_set) & head.attended(t))
             counts[h] |= {"hit": hits + open_hit, "missed": len(true_set) - hits}
             if t >= k:
-                expected = true_set if k == 0 else first(predicted(t, h), num_kept, n - 1)
-                counts[h]["overlap"] = len(set(expected) & set(true_set)) + (open_hit if expected or k == 0 else 0)
-            if rules.stall and k > 0:
+                on_demand = k == 0 and not rules.predicts
+                expected = true_set if on_demand else first(predicted(t, h), num_kept, n - 1)
+                counts[h]["overlap"] = len(set(expected) & set(true_set)) + (open_hit if expected or on_demand else 0)
+            if rules.stall and (k > 0 or rules.predicts) and repairs(t, h):
                 counts[h] |= head.repair(t, true_set, true(t, h))
-        if k == 0:
-            plan(heads, counts, t, t, n, allowed, predicted)
+        if k == 0 and not rules.predicts:
+            plan(heads, num_kept, counts, t, t, n, allowed, predicted)
         for h, head in enumerate(heads):
-            attended = head.attended(t) | {n - 1}
+            attended = head.attended(t)
+            if rules.caches:
+                attended &= set(first(true(t, h), num_kept, n - 1))
+            attended.add(n - 1)
             masses = [mass(t, h)[block] for block in attended]
             counts[h]["mass"] = sum(masses)
-            counts[h]["coverage"] = int(0 in masses) + 2 * int(len(attended) == n)
+            whole = len(attended) == n
+            if sum(masses) < enough(t, h):
+                unread = set(range(n)) - attended
+                counts[h]["repaired"] = len(unread)
+                counts[h]["repair_runs"] = sum(1 for block in unread if block - 1 not in unread)
+                whole = True
+            counts[h]["coverage"] = int(0 in masses) + 2 * int(whole)
         if k > 0 and t + k < num_steps:
             room = num_blocks[t + k] - n if k == 1 or not rules.stall else 0
-            left = plan(heads, counts, t, t + k, n, allowed, predicted, room)
+            left = plan(heads, num_kept, counts, t, t + k, n, allowed, predicted, room)
             if rules.refine:
-                plan(heads, counts, t, t + 1, n, left, near, room, urgent=True)
+                plan(heads, num_kept, counts, t, t + 1, n, left, near, room, urgent=True)
         for h, head in enumerate(heads):
             counts[h]["evicted"] = len(head.evicted_ids)
         rows.append(counts)
@@ -236,6 +258,7 @@ def replay_reference(
 
 def plan(
     heads: Sequence[Head],
+    num_kept: int,
     counts: Sequence[Count],
     t: int,
     due: int,
@@ -246,7 +269,7 @@ def plan(
     urgent: bool = False,
 ) -> int:
     """Plan for every head, granting the allowance by (rank in the missing list, head); returns what is left."""
-    predicted = [first(rankings(due, h), max(0, head.num_kept - room), n - 1) for h, head in enumerate(heads)]
+    predicted = [first(rankings(due, h), max(0, num_kept - room), n - 1) for h in range(len(heads))]
     missing = [head.missing(t, predicted[h]) for h, head in enumerate(heads)]
     wishes = sorted((rank, h) for h, blocks in enumerate(missing) for rank in range(len(blocks)))
     granted = wishes[:allowed]

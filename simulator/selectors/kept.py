@@ -38,6 +38,8 @@ class Keeping:
     """First blocks of the context that rank before the recent ones (sink-recent)."""
     history_steps: int = 0
     """Steps that `persistence` looks back over, the current one included."""
+    from_prompt: bool = False
+    """Whether accumulated-mass starts with the sums of the prompt's queries."""
 
 
 def kept_ranking(group: TraceGroup, keeping: Keeping, num_blocks: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -46,7 +48,10 @@ def kept_ranking(group: TraceGroup, keeping: Keeping, num_blocks: NDArray[np.int
     Row t knows the attention of steps up to t. num_blocks: int32 [S], the open block included. Ties go to the lower id.
 
     - sink-recent: the first blocks, then the newest (StreamingLLM, arXiv 2309.17453).
-    - accumulated-mass: the recent blocks, then by the mass summed over the steps of the trace (H2O, arXiv 2306.14048).
+    - prompt-window: blocks with generated tokens, newest first, then by the mass that the prompt's last queries gave
+      (SnapKV, arXiv 2404.14469).
+    - accumulated-mass: the recent blocks, then by the mass summed over the steps of the trace, or over the prompt's
+      queries too (H2O, arXiv 2306.14048).
     - persistence: the recent blocks, then by the number of steps of the history in which the block's mass was below
       its share of an even spread, fewest first, then by the history's mass (Scissorhands, arXiv 2305.17118).
     """
@@ -69,18 +74,35 @@ def kept_ranking(group: TraceGroup, keeping: Keeping, num_blocks: NDArray[np.int
 
 def _scores(group: TraceGroup, keeping: Keeping, layer: int, width: int) -> Int64 | NDArray[Any]:
     """Scores [S, H, width] of blocks that are neither sinks nor recent."""
+    size = keeping.block_size_tokens
     if keeping.selector == "sink-recent":
         return np.arange(width)
-    mass = group.mass(keeping.block_size_tokens)
+    if keeping.selector == "prompt-window":
+        window = group.prompt_window_mass(size)
+        assert window is not None
+        score = _widened(mass_units(window[layer]), width)
+        generated = np.arange(width) >= (int(group.kv_len[0]) - 1) // size
+        return np.where(generated, RECENT + np.arange(width), score)
+    mass = group.mass(size)
     levels = type(mass)(mass.levels[:, layer], mass.scale[:, layer], mass.outside[:, layer])
     units = mass_units(levels.dense())[..., :width]
     total = np.cumsum(units, axis=0)
     if keeping.selector == "accumulated-mass":
-        return total
-    exists = np.arange(width) < -(-group.kv_len.astype(np.int64) // keeping.block_size_tokens)[:, None]
-    even = units * group.kv_len.astype(np.int64)[:, None, None] >= UNITS_PER_MASS * keeping.block_size_tokens
+        if not keeping.from_prompt:
+            return total
+        prompt = group.prefill_mass(size)
+        assert prompt is not None
+        return total + (int(group.kv_len[0]) - 1) * _widened(mass_units(prompt[layer]), width)
+    exists = np.arange(width) < -(-group.kv_len.astype(np.int64) // size)[:, None]
+    even = units * group.kv_len.astype(np.int64)[:, None, None] >= UNITS_PER_MASS * size
     unimportant = np.cumsum(exists[:, None] & ~even, axis=0, dtype=np.int64)
     return _last(total, keeping.history_steps) - UNIMPORTANT * _last(unimportant, keeping.history_steps)
+
+
+def _widened(units: Int64, width: int) -> Int64:
+    """Rows [H, n] of the prompt's blocks as [H, width]: blocks that came later had none of its mass."""
+    kept = units[:, :width]
+    return np.pad(kept, ((0, 0), (0, width - kept.shape[1])))
 
 
 def _last(running: Int64, num_steps: int) -> Int64:

@@ -27,9 +27,11 @@ class Selector:
 SELECTORS: Mapping[str, Selector] = MappingProxyType(
     {
         "minmax": Selector("true", "keys"),
+        "mean": Selector("mean", "keys"),
         "exact": Selector("exact", "keys"),
         "accumulated-mass": Selector(None, "attention"),
         "persistence": Selector(None, "attention"),
+        "prompt-window": Selector(None, "nothing"),
         "sink-recent": Selector(None, "nothing"),
     }
 )

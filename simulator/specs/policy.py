@@ -11,16 +11,17 @@ from pydantic import Field
 
 from simulator.specs.base import Fraction, PositiveInt, Spec
 
-Selector = Literal["minmax", "exact", "accumulated-mass", "persistence", "sink-recent", "all"]
-Predictor = Literal["current", "previous", "draft", "oracle", "random"]
-Residency = Literal["everything", "exact", "slack", "drop"]
+Selector = Literal["minmax", "exact", "mean", "accumulated-mass", "persistence", "prompt-window", "sink-recent", "all"]
+Predictor = Literal["current", "previous", "draft", "previous-layer", "oracle", "random"]
+Residency = Literal["everything", "exact", "slack", "cache", "drop"]
 Eviction = Literal["least-recently-selected", "lowest-score"]
 Transport = Literal["ce-per-block", "ce-batched", "ce-contiguous", "gather"]
-MissRule = Literal["stall", "attend"]
+MissRule = Literal["stall", "attend", "correct", "dense"]
 CapScope = Literal["head", "layer", "request"]
 LookaheadMode = Literal["single", "union", "refine"]
 KvDtype = Literal["bf16", "fp8", "int8"]
 WriteBack = Literal["block", "token"]
+MassHistory = Literal["decode", "prompt"]
 DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram"]
 
 
@@ -32,9 +33,12 @@ MAX_SLACK_BLOCKS = 65_536
 
 class PolicySpec(Spec):
     selector: Selector = "minmax"
-    """Ranks a step's blocks. With the real query: minmax, Quest's bound from per-block key minima and maxima; exact,
-    softmax mass. Without one, to say what residency `drop` keeps: accumulated-mass (H2O), persistence (Scissorhands),
-    sink-recent (StreamingLLM). all: every block (dense attention)."""
+    """Ranks a step's blocks. With the real query: minmax, Quest's bound from per-block key minima and maxima; mean, the
+    score of the block's mean key; exact, softmax mass. Without one, to say what residency `drop` keeps:
+    accumulated-mass (H2O), persistence (Scissorhands), prompt-window (SnapKV), sink-recent (StreamingLLM). all: every
+    block (dense attention)."""
+    mass_history: MassHistory = "decode"
+    """From where accumulated-mass sums: the first decode step, or the prompt's first query."""
     recent_share: Fraction = 0.5
     """Share of K that accumulated-mass and persistence always leave to the newest blocks. H2O: half."""
     sink_tokens: PositiveInt = 4
@@ -43,13 +47,15 @@ class PolicySpec(Spec):
     """Steps over which persistence counts importance. Scissorhands' history window."""
     predictor: Predictor = "draft"
     """Ranks the blocks to fetch. current: the real query, on demand; previous: the latest real query seen;
-    draft: the draft token's query, `lookahead_k` positions ahead; oracle: the selector's own future choice;
+    draft: the draft token's query, `lookahead_k` positions ahead; previous-layer: the query that the input of the
+    layer before lets expect, in the same step; oracle: the selector's own future choice;
     random: uniform over the blocks that exist."""
     residency: Residency = "exact"
-    """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`; drop: K blocks,
-    and nobody keeps the others."""
+    """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`, for
+    arrivals; cache: the same number, of which attention reads the K selected; drop: K blocks, and nobody keeps the
+    others."""
     slack_blocks: Annotated[int, Field(gt=0, le=MAX_SLACK_BLOCKS, strict=True)] | None = None
-    """Extra slots per KV head for arrivals. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K)."""
+    """Slots per KV head beyond K. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K); with `cache`: K."""
     eviction: Eviction = "least-recently-selected"
     transport: Transport = "gather"
     """How blocks cross the host link. ce-*: copy engine, one operation per block, per contiguous run in one
@@ -57,7 +63,13 @@ class PolicySpec(Spec):
     gather_ctas: Annotated[int, Field(gt=0, le=4096, strict=True)] = 16
     """Thread blocks of the gather kernel."""
     miss_rule: MissRule = "attend"
-    """stall: fetch what the real query selects and is absent, then attend; attend: attend to what is resident."""
+    """stall: fetch what the real query selects and is absent, then attend; attend: attend to what is resident;
+    correct: stall for the heads whose query is less like the step before's than `correction_cosine`; dense: a head
+    whose attended mass is below `dense_below_recall` fetches and reads every block."""
+    correction_cosine: Annotated[float, Field(ge=-1, le=1, strict=True)] = 0.8
+    """Cosine of a head's query with the step before's below which it is corrected; at 1 all are. FreeKV's τ."""
+    dense_below_recall: Fraction = 0.9
+    """Recall below which a head falls back to dense attention. An assumption."""
     kv_dtype: KvDtype = "bf16"
     kv_budget_tokens: PositiveInt | None = None
     """Tokens per KV head that attention reads (K = budget / block). Null: context / 8."""
@@ -96,7 +108,7 @@ class PolicySpec(Spec):
     @property
     def offloads(self) -> bool:
         """Whether the whole KV lies outside HBM: new blocks are written there, selected ones come back."""
-        return self.residency in ("exact", "slack")
+        return self.residency in ("exact", "slack", "cache")
 
     @property
     def sink_blocks(self) -> int:

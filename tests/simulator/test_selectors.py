@@ -36,12 +36,17 @@ def random_group(seed: int, num_steps: int, first_kv_len: int) -> MemoryGroup:
     exists = np.arange(num_blocks) < -(-kv_len // SIZE)[:, None, None, None]
     ids = np.where(np.arange(num_blocks) < (-(-kv_len // SIZE) - 1)[:, None, None, None], np.arange(num_blocks), -1)
     ids = np.broadcast_to(ids, shape).astype(np.int32)
-    return memory_group(kv_len, {SIZE: {"true": ids}}, {SIZE: mass * exists})
+    prompt = np.exp2(rng.integers(-6, 3, size=(2, 2, 2, -(-first_kv_len // SIZE))))
+    return memory_group(
+        kv_len, {SIZE: {"true": ids}}, {SIZE: mass * exists},
+        prefill_mass={SIZE: prompt[0]}, prompt_window_mass={SIZE: prompt[1]},
+    )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    selector=st.sampled_from(["accumulated-mass", "persistence", "sink-recent"]),
+    selector=st.sampled_from(["accumulated-mass", "persistence", "prompt-window", "sink-recent"]),
+    from_prompt=st.booleans(),
     recent=st.integers(0, 5),
     sinks=st.integers(0, 4),
     history=st.integers(1, 12),
@@ -50,17 +55,30 @@ def random_group(seed: int, num_steps: int, first_kv_len: int) -> MemoryGroup:
     seed=st.integers(0, 2**20),
 )
 def test_rankings_are_those_of_the_plain_statement(
-    selector: str, recent: int, sinks: int, history: int, num_steps: int, first_kv_len: int, seed: int
+    selector: str,
+    from_prompt: bool,
+    recent: int,
+    sinks: int,
+    history: int,
+    num_steps: int,
+    first_kv_len: int,
+    seed: int,
 ) -> None:
     group = random_group(seed, num_steps, first_kv_len)
     sinks = sinks if selector == "sink-recent" else 0
-    keeping = Keeping(selector, SIZE, 0 if sinks else recent, sinks, history if selector == "persistence" else 0)
+    window = selector == "prompt-window"
+    keeping = Keeping(
+        selector, SIZE, 0 if sinks or window else recent, sinks, history if selector == "persistence" else 0,
+        from_prompt and selector == "accumulated-mass",
+    )  # fmt: skip
     ranking = kept_ranking(group, keeping, blocks_per_step(group, SIZE))
     units = mass_units(group.mass(SIZE).dense())
+    prompt = mass_units(group.prompt_window_mass(SIZE) if window else group.prefill_mass(SIZE))
     for step in range(num_steps):
         for layer, head in np.ndindex(2, 2):
             got = ranking[step, layer, head]
-            expected = kept_reference(keeping, step, group.kv_len.tolist(), units[:, layer, head].tolist())
+            had = prompt[layer, head].tolist()
+            expected = kept_reference(keeping, step, group.kv_len.tolist(), units[:, layer, head].tolist(), had)
             assert got[got >= 0].tolist() == expected
             assert (got[len(expected) :] == -1).all()
 
