@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator import draft_heads
-from simulator.cost import logit_rows, scored_bytes
+from simulator.cost import logit_rows, moved_block_bytes, scored_bytes
 from simulator.remote import remote_pool_bytes
 from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import IN_HOST_MEMORY, EngineSpec, PlacementSpec
@@ -70,7 +70,7 @@ class Footprint:
 def slots_per_head(policy: PolicySpec) -> int:
     """K + slack, without the open block; `policy` is resolved (budget and slack are numbers)."""
     assert policy.kv_budget_tokens is not None
-    slack = policy.slack_blocks or 0 if policy.residency == "slack" else 0
+    slack = policy.slack_blocks or 0 if policy.residency in ("slack", "cache") else 0
     return policy.kv_budget_tokens // policy.block_size_tokens + slack
 
 
@@ -83,7 +83,16 @@ def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
     slots = min(slots_per_head(policy) + 1, num_blocks)
     window = min(kv_len, model.sliding_window or 0)
     windows = len(model.sliding_layers) * window * model.kv_bytes_per_token_per_layer(element)
-    return model.working_set_bytes(slots, policy.block_size_tokens, element) + windows
+    blocks = model.working_set_bytes(slots, policy.block_size_tokens, element)
+    return blocks + windows + low_rank_key_bytes(model, policy, kv_len)
+
+
+def low_rank_key_bytes(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
+    """Keys of one request as a product of [kv_len, rank] and [rank, H_kv d] per layer, bf16; 0 where keys cross."""
+    if policy.key_rank is None:
+        return 0
+    elements = policy.key_rank * (kv_len + model.num_kv_heads * model.head_dim)
+    return 2 * model.num_full_attention_layers * elements
 
 
 def selection_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, num_blocks: int) -> int:
@@ -121,16 +130,17 @@ class RequestBytes:
 def request_bytes(
     model: ModelSpec, policy: PolicySpec, kv_len: int, placement: PlacementSpec = IN_HOST_MEMORY
 ) -> RequestBytes:
-    size, element = policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    size = policy.block_size_tokens
     num_blocks = -(-kv_len // size)
+    blocks_bytes = model.num_full_attention_layers * model.num_kv_heads * moved_block_bytes(model, policy)
     host = remote = 0
     if policy.offloads:
-        host = model.working_set_bytes(num_blocks, size, element)
+        host = blocks_bytes * num_blocks
     if policy.offloads and placement.kv_tier != "host":
         remote = host
         if policy.host_residency != "full":
             kept = min(num_blocks, (policy.host_cache_tokens or 0) // size)
-            host = model.working_set_bytes(kept, size, element)
+            host = blocks_bytes * kept
     return RequestBytes(
         kv=kv_bytes_in_hbm(model, policy, kv_len),
         compressed_keys=selection_bytes_in_hbm(model, policy, num_blocks),

@@ -139,6 +139,25 @@ def selection_s(
     )
 
 
+def moved_block_bytes(model: ModelSpec, policy: PolicySpec) -> int:
+    """What of a block crosses the link: keys and values, or values alone where low-rank keys stay in HBM."""
+    whole = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    return whole if policy.key_rank is None else whole // 2
+
+
+def rebuild_keys_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, num_blocks: float) -> float:
+    """Keys of arriving blocks from their low-rank form: one batched product, [P, rank] x [rank, d] per block.
+
+    Source: ShadowKV (arXiv 2410.21465) section 4; serial before attention here, beside the value fetch there.
+    """
+    if policy.key_rank is None or num_blocks == 0:
+        return 0.0
+    tokens = num_blocks * policy.block_size_tokens
+    moved_s = 2.0 * tokens * (policy.key_rank + model.head_dim) / hardware.kernels.gemm_bytes_per_s.value
+    compute_s = 2.0 * tokens * policy.key_rank * model.head_dim / hardware.gpu.bf16_sustained_flops.value
+    return hardware.kernels.gemm_t0_s.value + switch_s(hardware) + max(moved_s, compute_s)
+
+
 def score_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, num_blocks: int) -> float:
     """Score a layer's compressed keys (or resident keys, `scored_bytes`), read once for all rows."""
     plain = (policy.metadata_vectors_per_block, policy.metadata_bytes_per_element) == (2, 2.0)

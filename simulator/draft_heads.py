@@ -21,9 +21,9 @@ WEIGHT_BYTES = 2
 def draft_s(hardware: HardwareSpec, model: ModelSpec, policy: PolicySpec, batch_size: int, kv_len: int) -> float:
     """Seconds that drafting k tokens takes before layer 0; 0 where the policy does not draft.
 
-    lookahead-ngram drafts inside the layer stack: its cost is its rows (`cost.draft_rows`).
+    lookahead-ngram and self draft inside the layer stack: their cost is their rows (`cost.draft_rows`).
     """
-    if not cost.drafts(policy) or policy.draft_head == "lookahead-ngram":
+    if not cost.drafts(policy) or policy.draft_head in ("lookahead-ngram", "self"):
         return 0.0
     if policy.draft_head == "ngram":
         return NGRAM_LOOKUP_S

@@ -299,6 +299,15 @@ def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
     recorded = group.rankings(size)
     where = f"trace group {group.name!r}, {size} tokens a block"
     ranking = SELECTORS[policy.selector].ranking
+    if policy.predictor == "previous-layer" and "prev_layer" not in recorded:
+        raise InputError(
+            f"policy.predictor previous-layer: {where}: has only rankings {', '.join(recorded)}; record with "
+            "--extras prev_layer"
+        )
+    if ranking == "mean" and ranking not in recorded:
+        raise InputError(
+            f"policy.selector mean: {where}: has only rankings {', '.join(recorded)}; record with --extras mean"
+        )
     if ranking is not None and ranking not in recorded:
         raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")
     if policy.predictor != "draft" and not policy.verify_drafts:

@@ -79,10 +79,14 @@ def transfer_s(link: LinkCost, blocks: Float, runs: Float, block_bytes: int) -> 
     return np.asarray(seconds)
 
 
-def rules_of(model: ModelSpec, policy: PolicySpec) -> StepRules:
-    """Who selects where: the real query's selection (on demand, stall) is serial on C; a prediction runs on B."""
+def rules_of(model: ModelSpec, policy: PolicySpec, corrected_share: float = 1.0) -> StepRules:
+    """Who selects where: the real query's selection (on demand, stall) is serial on C; a prediction runs on B.
+
+    corrected_share: of the heads that miss rule correct repairs; where it is 0 nobody waits for the real query.
+    """
     prefetches = policy.offloads and policy.predictor != "current"
-    selects_on_c = policy.selector != "all" and (policy.predictor == "current" or policy.miss_rule == "stall")
+    repairs = policy.miss_rule in ("stall", "dense") or (policy.miss_rule == "correct" and corrected_share > 0)
+    selects_on_c = policy.selector != "all" and (policy.predictor == "current" or repairs)
     return StepRules(
         num_layers=model.num_layers,
         lookahead_k=policy.plan_distance if prefetches else 0,
@@ -113,12 +117,13 @@ def build_run_work(
     tokens_per_step = demands[0].tokens_per_step() if policy.verify_drafts else 1.0
     num_steps = max(1, round(workload.output_tokens / tokens_per_step))
     kv_len = context_tokens + np.floor(np.arange(num_steps) * tokens_per_step).astype(np.int64)
-    rules = rules_of(model, policy)
+    corrected_share = max((demand.corrected_share for demand in demands), default=0.0)
+    rules = rules_of(model, policy, corrected_share)
     selects = np.zeros(model.num_layers, dtype=np.bool_)
     if policy.selector != "all":
         selects[list(model.full_attention_layers)] = True
     link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
-    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    block_bytes = cost.moved_block_bytes(model, policy)
     remote = None
     if reads_beyond_host(policy, placement):
         remote = remote_cost(hardware, placement, block_bytes, *_written_piece(model, policy))
@@ -150,7 +155,7 @@ def build_run_work(
         return spread
 
     def kernels(of: PolicySpec) -> tuple[Float, Float]:
-        durations_s = _durations(model, hardware, of, rules, engine, batch_size, kv_len, link)
+        durations_s = _durations(model, hardware, of, rules, engine, batch_size, kv_len, link, corrected_share)
         return durations_s, _attention(model, hardware, of, batch_size, kv_len)
 
     durations_s, attention_s = kernels(policy)
@@ -164,7 +169,7 @@ def build_run_work(
         rules=rules,
         work=StepWork(
             durations_s=durations_s,
-            attention_s=attention_s,
+            attention_s=attention_s + per_layer(moved.fallback_s),
             scatter_s=per_layer(moved.scatter_s),
             selects=selects,
             first_s=per_layer(moved.first_s),
@@ -187,7 +192,8 @@ def build_run_work(
 
 
 _WITHOUT_DRAFTS: dict[Predictor, Predictor] = {
-    "current": "current", "previous": "previous", "draft": "previous", "oracle": "previous", "random": "previous"
+    "current": "current", "previous": "previous", "draft": "previous", "oracle": "previous", "random": "previous",
+    "previous-layer": "previous-layer",
 }  # fmt: skip
 """A predictor that plans at the same place and needs no drafts."""
 
@@ -215,13 +221,15 @@ class Transfers:
     """1 where a fetch waits for attention to have read its slots."""
     remote_first_s: Float
     remote_prefetch_s: Float
+    fallback_s: Float
+    """Attention over what heads that fall back to dense read besides."""
     h2d_bytes: Float
     remote_bytes: Float
 
     @classmethod
     def none(cls, shape: tuple[int, int]) -> Transfers:
         nothing, no_bytes = np.zeros(shape), np.zeros(shape[0])
-        return cls(nothing, nothing, nothing, nothing, nothing, nothing, no_bytes, no_bytes)
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing, nothing, no_bytes, no_bytes)
 
     @classmethod
     def of_the_slowest(cls, gpus: Sequence[Transfers]) -> Transfers:
@@ -237,6 +245,7 @@ class Transfers:
             waits_for_slots=slowest("waits_for_slots"),
             remote_first_s=slowest("remote_first_s"),
             remote_prefetch_s=slowest("remote_prefetch_s"),
+            fallback_s=slowest("fallback_s"),
             h2d_bytes=np.sum([gpu.h2d_bytes for gpu in gpus], axis=0),
             remote_bytes=np.sum([gpu.remote_bytes for gpu in gpus], axis=0),
         )
@@ -253,37 +262,46 @@ def _transfers(
 
     fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
     runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
-    block_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+    block_bytes = cost.moved_block_bytes(model, policy)
     moved_bytes = (fetched + repaired).sum(axis=1) * block_bytes
     prefetch_s = np.zeros_like(fetched)
     if rules.lookahead_k == 0:
-        first_s = transfer_s(link, fetched, runs, block_bytes)
+        first_s = transfer_s(link, fetched + repaired, runs + repair_runs, block_bytes)
     else:
         prefetch_s = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
         first_s = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
     waits_for_slots = (fetched > batch_rows(demand.in_slack)).astype(np.float64)
     scatter_s = np.zeros_like(fetched)
+    arriving = np.zeros_like(fetched)
+    k = rules.lookahead_k
+    arriving[k:] += (fetched - urgent)[: num_steps - k]
+    arriving[1:] += urgent[:-1]
+    arriving += repaired
+    if policy.key_rank is not None:
+        scatter_s += np.vectorize(lambda blocks: cost.rebuild_keys_s(hardware, model, policy, blocks))(arriving)
     if link.staged:
-        arriving = np.zeros_like(fetched)
-        k = rules.lookahead_k
-        arriving[k:] += (fetched - urgent)[: num_steps - k]
-        arriving[1:] += urgent[:-1]
-        arriving += repaired
-        scatter_s = arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
+        scatter_s += arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
         scatter_s += hardware.kernels.attention_t0_s.value * np.sign(arriving)
+    fallback_s = np.zeros_like(fetched)
+    if policy.miss_rule == "dense":
+        kernels = hardware.kernels
+        whole_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
+        fallback_s = kernels.attention_t0_s.value * np.sign(repaired)
+        fallback_s += repaired * whole_bytes / kernels.attention_bytes_per_s.value
     remote_first_s = remote_prefetch_s = np.zeros_like(fetched)
     remote_bytes = np.zeros(num_steps)
     if remote is not None:
         fetched, urgent, repaired = (batch_rows(x) for x in demand.from_remote())
         remote_bytes = (fetched + repaired).sum(axis=1) * block_bytes
         if rules.lookahead_k == 0:
-            remote_first_s = fetched * remote.read_s
+            remote_first_s = (fetched + repaired) * remote.read_s
         else:
             remote_prefetch_s = (fetched - urgent) * remote.read_s
             remote_first_s = (urgent + repaired) * remote.read_s
     if rules.lands_in_slots:
         first_s, prefetch_s, moved_bytes = np.zeros_like(first_s), np.zeros_like(first_s), np.zeros(num_steps)
     return Transfers(
+        fallback_s=fallback_s,
         first_s=first_s,
         prefetch_s=prefetch_s,
         scatter_s=scatter_s,
@@ -323,10 +341,10 @@ def _write_back(
 
 def _written_piece(model: ModelSpec, policy: PolicySpec) -> tuple[int, int]:
     """(bytes, operations) of one piece of new KV: a block, or a token, whose key and value lie apart in their block."""
-    element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
+    block_bytes = cost.moved_block_bytes(model, policy)
     if policy.write_back == "token":
-        return model.block_bytes(1, element), 2
-    return model.block_bytes(policy.block_size_tokens, element), 1
+        return block_bytes // policy.block_size_tokens, 2 if policy.key_rank is None else 1
+    return block_bytes, 1
 
 
 def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -335,7 +353,7 @@ def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int
 
 def _durations(
     model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, engine: EngineSpec,
-    batch_size: int, kv_len: NDArray[np.int64], link: LinkCost,
+    batch_size: int, kv_len: NDArray[np.int64], link: LinkCost, corrected_share: float,
 ) -> Float:  # fmt: skip
     """[T, NUM_DURATIONS]. Scoring, top-k and drafting grow with the context, the rest is constant."""
     rows, logit_rows = batch_size * (1 + cost.draft_rows(policy)), batch_size * cost.logit_rows(policy)
@@ -360,8 +378,14 @@ def _durations(
         if policy.selector == "all":
             continue
         selection = cost.selection_s(hardware, model, policy, batch_size, int(n), slots_per_head(policy))
-        if rules.on_demand:
+        if rules.on_demand and (policy.predictor == "current" or policy.miss_rule == "stall"):
             dur[here, at.SCORE : at.PLAN + 1] = selection
+        elif rules.on_demand and policy.miss_rule == "correct":
+            # The kernels skip heads that are not corrected.
+            corrected = max(1, round(corrected_share * batch_size))
+            dur[here, at.SCORE : at.PLAN + 1] = cost.selection_s(
+                hardware, model, policy, corrected, int(n), slots_per_head(policy)
+            )
         if rules.lookahead_k:
             dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selection
     return dur

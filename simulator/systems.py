@@ -75,10 +75,45 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             "Scissorhands, arXiv 2305.17118",
             {"selector": "persistence", "recent_share": 0.0, "predictor": "current", "residency": "drop"},
         ),
+        "snapkv": System(
+            "the prompt blocks that its last queries attended to, and what was generated since; the rest is gone",
+            "SnapKV, arXiv 2404.14469",
+            {"selector": "prompt-window", "predictor": "current", "residency": "drop"},
+        ),
         "streamingllm": System(
             "the first tokens and the newest, nothing between",
             "StreamingLLM, arXiv 2309.17453",
             {"selector": "sink-recent", "predictor": "current", "residency": "drop"},
+        ),
+        "arkvale": System(
+            "evicted pages are recalled where their keys' bounding volume scores high; HBM caches more than is read",
+            "ArkVale, NeurIPS 2024",
+            {"predictor": "current", "residency": "cache", "eviction": "lowest-score", "transport": "ce-per-block"},
+        ),
+        "sparseserve": System(
+            "HBM as a cache of blocks, least recently selected out first; misses are read from the host by the GPU",
+            "SparseServe, arXiv 2509.24626",
+            {"predictor": "current", "residency": "cache", "transport": "gather"},
+        ),
+        "hisparse": System(
+            "sparseserve's cache, with every new token backed up to the host at once",
+            "HiSparse of SGLang, lmsys.org/blog/2026-04-10-sglang-hisparse",
+            {"predictor": "current", "residency": "cache", "transport": "gather", "write_back": "token"},
+        ),
+        "shadowkv": System(
+            "low-rank keys stay in HBM, mean keys select, only values are fetched, on demand",
+            "ShadowKV, arXiv 2410.21465",
+            {"selector": "mean", "metadata_vectors_per_block": 1, "predictor": "current", "key_rank": 160},
+        ),
+        "freekv": System(
+            "the previous step's selection is prefetched, and corrected for heads whose query has moved",
+            "FreeKV, arXiv 2505.13109",
+            {"predictor": "previous", "miss_rule": "correct", "transport": "ce-batched"},
+        ),
+        "specache": System(
+            "a draft row over a low-bit copy of the KV in HBM says what to prefetch for the next step",
+            "SpeCache, arXiv 2503.16163",
+            {"predictor": "draft", "draft_head": "self", "metadata_vectors_per_block": 4},
         ),
     }
 )
@@ -95,6 +130,7 @@ _MOVES = (
     "policy.lookahead_mode",
     "policy.write_back",
     "policy.draft_head",
+    "policy.key_rank",
     "placement.host_numa",
     "placement.kv_tier",
 )
@@ -118,9 +154,12 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "policy.recent_share": ("accumulated-mass", "persistence"),
         "policy.history_steps": ("persistence",),
         "policy.sink_tokens": ("sink-recent",),
+        "policy.mass_history": ("accumulated-mass",),
+        "policy.correction_cosine": ("correct",),
+        "policy.dense_below_recall": ("dense",),
     }
 )
-"""Keys of single selectors."""
+"""Keys of single selectors and miss rules."""
 
 
 def get_system(name: str) -> System:
@@ -152,12 +191,13 @@ def ignored_parameters(policy: PolicySpec, placement: PlacementSpec = IN_HOST_ME
         ignored.update(_SELECTS)
     elif SELECTORS[policy.selector].reads != "keys":
         ignored.update(_METADATA)
-    ignored.update(key for key, selectors in _ONLY_WITH.items() if policy.selector not in selectors)
-    if policy.predictor == "current":
+    chosen = {policy.selector, policy.miss_rule if policy.offloads else None}
+    ignored.update(key for key, choices in _ONLY_WITH.items() if not chosen & {*choices})
+    if policy.predictor in ("current", "previous-layer"):
         ignored.update(("policy.lookahead_k", "policy.lookahead_mode"))
-        if policy.fetch_cap == 1.0:
-            ignored.add("policy.miss_rule")
-    if policy.residency != "slack":
+    if policy.predictor == "current" and policy.fetch_cap == 1.0 and policy.miss_rule in ("stall", "attend"):
+        ignored.add("policy.miss_rule")
+    if policy.residency not in ("slack", "cache"):
         ignored.add("policy.slack_blocks")
     if policy.fetch_cap == 1.0:
         ignored.add("policy.fetch_cap_scope")
@@ -197,8 +237,9 @@ def compose_policy(system: str, overrides: Mapping[str, Any], placement: Placeme
 def resolve_policy(
     system: str, overrides: Mapping[str, Any], context_tokens: int, placement: PlacementSpec = IN_HOST_MEMORY
 ) -> PolicySpec:
-    """`compose_policy` with numbers: the budget (default context / 8 in whole blocks) and, with residency slack, the
-    slots for everything in flight, ceil(k c K). Where everything is attended the budget stays null.
+    """`compose_policy` with numbers: the budget (default context / 8 in whole blocks) and the slots beyond K: with
+    residency slack those for everything in flight, ceil(k c K), with cache another K. Where everything is attended the
+    budget stays null.
 
     Raises InputError as `compose_policy`, and for a budget that is no positive multiple of the block size.
     """
@@ -225,6 +266,8 @@ def resolve_policy(
     slack = policy.slack_blocks
     if policy.residency == "slack" and slack is None:
         slack = max(1, default_slack_blocks(policy.plan_distance, policy.fetch_cap, budget // size))
+    if policy.residency == "cache" and slack is None:
+        slack = budget // size
     cache = policy.host_cache_tokens
     if policy.host_residency == "fetched":
         cache = cache or max(1, context_tokens // HOST_CACHE_SHARE // size) * size
@@ -248,10 +291,32 @@ def _require_coherent(policy: PolicySpec, system: str) -> None:
         raise refuse("residency", f"selector {policy.selector} ranks without the step's query, so it must be drop")
     if not policy.offloads and policy.predictor != "current":
         raise refuse("predictor", f"residency {policy.residency} fetches nothing, so the predictor must be current")
-    if policy.predictor == "current" and policy.residency == "slack":
-        raise refuse("residency", "slack holds arrivals ahead of their step; predictor current has none, use exact")
-    if policy.slack_blocks is not None and policy.residency != "slack":
-        raise refuse("slack_blocks", f"needs residency slack, not {policy.residency}")
+    if policy.predictor in ("current", "previous-layer") and policy.residency == "slack":
+        raise refuse(
+            "residency",
+            f"slack holds arrivals ahead of their step; predictor {policy.predictor} has none, use exact or cache",
+        )
+    if policy.residency == "cache" and (policy.predictor != "current" or policy.miss_rule in ("correct", "dense")):
+        raise refuse(
+            "residency",
+            f"a cache is filled on demand, with miss_rule stall or attend, not {policy.predictor} and "
+            f"{policy.miss_rule}",
+        )
+    if policy.miss_rule == "correct" and (policy.predictor != "previous" or policy.lookahead_k != 1):
+        raise refuse(
+            "miss_rule",
+            "correct compares with the query of the step before, so predictor must be previous and lookahead_k 1, got "
+            f"{policy.predictor} and {policy.lookahead_k}",
+        )
+    if policy.slack_blocks is not None and policy.residency not in ("slack", "cache"):
+        raise refuse("slack_blocks", f"needs residency slack or cache, not {policy.residency}")
+    if policy.verify_drafts and (
+        policy.residency in ("cache", "drop") or policy.predictor == "previous-layer" or policy.miss_rule == "dense"
+    ):
+        raise refuse(
+            "verify_drafts",
+            "is not modelled with residency cache or drop, predictor previous-layer or miss_rule dense",
+        )
     if policy.predictor == "current" and policy.miss_rule == "stall" and policy.fetch_cap < 1.0:
         raise refuse("fetch_cap", "on demand, miss rule stall fetches what the cap would hold back; use 1 or attend")
     if policy.verify_drafts and policy.selector in SELECTORS and SELECTORS[policy.selector].reads == "attention":

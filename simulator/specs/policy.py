@@ -22,7 +22,7 @@ LookaheadMode = Literal["single", "union", "refine"]
 KvDtype = Literal["bf16", "fp8", "int8"]
 WriteBack = Literal["block", "token"]
 MassHistory = Literal["decode", "prompt"]
-DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram"]
+DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram", "self"]
 
 
 HostResidency = Literal["full", "fetched", "none"]
@@ -70,6 +70,8 @@ class PolicySpec(Spec):
     """Cosine of a head's query with the step before's below which it is corrected; at 1 all are. FreeKV's τ."""
     dense_below_recall: Fraction = 0.9
     """Recall below which a head falls back to dense attention. An assumption."""
+    key_rank: Annotated[int, Field(gt=0, le=65_536, strict=True)] | None = None
+    """Rank at which keys stay in HBM, so that values alone cross the link; ShadowKV: 160. Null: keys cross."""
     kv_dtype: KvDtype = "bf16"
     kv_budget_tokens: PositiveInt | None = None
     """Tokens per KV head that attention reads (K = budget / block). Null: context / 8."""
@@ -95,7 +97,8 @@ class PolicySpec(Spec):
     hosts held 1/2.2 to 1/2.6 of the full KV)."""
     draft_head: DraftHead = "eagle3"
     """Whose cost drafting has (`simulator.draft_heads`): a one-layer EAGLE-3 head, Medusa heads, the model's own
-    multi-token-prediction module, prompt lookup on the CPU, or lookahead decoding's n-gram rows."""
+    multi-token-prediction module, prompt lookup on the CPU, lookahead decoding's n-gram rows, or the model itself,
+    whose draft row of one step gives the token drafted in the next."""
     verify_drafts: bool = False
     """Drafted tokens are checked by the step that runs them, and those before the first wrong one are kept. Which are
     right is the trace's."""

@@ -31,6 +31,7 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
         scores[t] = popular + drift
     scores[..., 0] += 6.0
     rankings, masses = {}, {}
+    cosines, prompt = {}, {}
     for size in sizes:
         here = [LAYERS[sizes[0]].index(layer) for layer in LAYERS[size]]
         merged = _merge(scores[:, here], size // sizes[0])
@@ -40,12 +41,21 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
             noisy = merged + 0.2 * distance * rng.normal(size=merged.shape)
             known = np.concatenate([np.zeros(distance, dtype=np.int64), selectable[:-distance]])
             rankings[size][f"draft{distance}"] = _rank(noisy, known, 1024 // size)
+        rankings[size]["mean"] = _rank(merged + 0.1 * rng.normal(size=merged.shape), selectable, 1024 // size)
+        early = _rank(merged + 0.3 * rng.normal(size=merged.shape), selectable, 1024 // size)
+        early[:, 0] = -1
+        rankings[size]["prev_layer"] = early
+        cosines[size] = rng.uniform(0.6, 1.0, merged.shape[:3])
+        prompt[size] = np.exp(
+            merged[0, ..., : -(-context // size)] + rng.normal(size=(*merged.shape[1:3], -(-context // size)))
+        )
         exists = np.arange(merged.shape[-1]) <= selectable[:, None, None, None]
         mass = np.exp(merged) * exists
         masses[size] = mass / mass.sum(axis=-1, keepdims=True)
     accepted = [rng.random(num_steps) < share for share in ACCEPTANCE]
     return memory_group(
-        kv_len, rankings, masses, accepted=accepted, name=name, layers=LAYERS, model=GEOMETRY
+        kv_len, rankings, masses, query_cos=cosines, prefill_mass=prompt, prompt_window_mass=prompt,
+        accepted=accepted, name=name, layers=LAYERS, model=GEOMETRY,
     )  # fmt: skip
 
 

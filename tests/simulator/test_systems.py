@@ -20,8 +20,13 @@ ALTERNATIVES: dict[str, Any] = {
     "kv_budget_tokens": 512, "block_size_tokens": 32, "fetch_cap": 0.5, "fetch_cap_scope": "layer", "lookahead_k": 3,
     "lookahead_mode": "union", "write_back": "token", "metadata_vectors_per_block": 1,
     "metadata_bytes_per_element": 1.0, "draft_head": "ngram", "recent_share": 0.25, "sink_tokens": 64,
-    "history_steps": 50,
+    "history_steps": 50, "mass_history": "prompt", "correction_cosine": 0.5, "dense_below_recall": 0.5, "key_rank": 64,
 }  # fmt: skip
+OTHERWISE = {
+    "eviction": "least-recently-selected", "write_back": "block", "metadata_vectors_per_block": 3, "transport": "gather"
+}  # fmt: skip
+"""Where a system's own choice is the alternative."""
+REFUSED = {"freekv": ("lookahead_k",)}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -73,7 +78,11 @@ def test_ignored_keys_change_nothing(name: str) -> None:
         assert resolve_policy(name, {key: ALTERNATIVES[key]}, CONTEXT_TOKENS) == base, key
     heeded = set(ALTERNATIVES) - ignored - {"lookahead_mode"}
     for key in heeded:
-        assert resolve_policy(name, {key: ALTERNATIVES[key]}, CONTEXT_TOKENS) != base, key
+        value = OTHERWISE.get(key) if ALTERNATIVES[key] == getattr(base, key) else ALTERNATIVES[key]
+        try:
+            assert resolve_policy(name, {key: value}, CONTEXT_TOKENS) != base, key
+        except InputError:
+            assert key in REFUSED.get(name, ()), key
 
 
 def test_what_each_tier_makes_meaningless() -> None:
@@ -116,17 +125,19 @@ def test_what_each_choice_makes_meaningless() -> None:
     assert {"policy.lookahead_k", "policy.lookahead_mode", "policy.miss_rule", "policy.draft_head"} <= retrieval
     assert not {"policy.fetch_cap", "policy.transport", "placement.host_numa"} & retrieval
     assert "policy.miss_rule" not in ignored_parameters(compose_policy("retrieval", {"fetch_cap": 0.5}))
-    single = {"policy.recent_share", "policy.history_steps", "policy.sink_tokens"}
+    single = {"policy.recent_share", "policy.history_steps", "policy.sink_tokens", "policy.mass_history"}
     remote = {
         "placement.remote_path", "placement.nic_numa", "policy.host_residency", "policy.host_cache_tokens",
     }  # fmt: skip
-    assert ignored_parameters(compose_policy("oasiskv", {})) == single | remote
+    rules = {"policy.correction_cosine", "policy.dense_below_recall"}
+    assert ignored_parameters(compose_policy("oasiskv", {})) == single | rules | remote
+    assert rules - ignored_parameters(compose_policy("freekv", {})) == {"policy.correction_cosine"}
     h2o = ignored_parameters(compose_policy("h2o", {}))
     assert (dense - quest) - h2o == {
         "policy.kv_budget_tokens", "policy.block_size_tokens", "mapping.rule", "mapping.layers",
     }  # fmt: skip
-    assert h2o >= dense & quest - {"policy.recent_share"}
-    assert {key for key in single if key not in h2o} == {"policy.recent_share"}
+    assert h2o >= dense & quest - {"policy.recent_share", "policy.mass_history"}
+    assert single - h2o == {"policy.recent_share", "policy.mass_history"}
     assert single - ignored_parameters(compose_policy("scissorhands", {})) == {
         "policy.recent_share", "policy.history_steps",
     }  # fmt: skip
@@ -145,7 +156,7 @@ def test_what_each_choice_makes_meaningless() -> None:
         ("oasiskv", {"fetch_cap": float("nan")}, r"policy\.fetch_cap: input should be a finite number"),
         ("oasiskv", {"block_size_tokens": 0}, r"policy\.block_size_tokens: input should be greater than 0, got 0"),
         ("oasiskv", {"lookahead_k": 1.5}, r"policy\.lookahead_k: input should be a valid integer, got 1\.5"),
-        ("oasiskv", {"selector": "mean"}, r"policy\.selector: input should be 'minmax', 'exact'"),
+        ("oasiskv", {"selector": "means"}, r"policy\.selector: input should be 'minmax', 'exact', 'mean'"),
         ("oasiskv", {"kv_budget_tokens": 8}, "8 is smaller than one block of 16 tokens"),
         ("oasiskv", {"kv_budget_tokens": 1000}, "1000 is no multiple of the block size 16; nearest are 992 and 1008"),
         ("oasiskv", {"block_size_tokens": 1024}, "6144 context tokens / 8, is smaller than one block of 1024"),
@@ -153,9 +164,13 @@ def test_what_each_choice_makes_meaningless() -> None:
         ("h2o", {"residency": "exact"}, r"policy\.residency: selector accumulated-mass ranks without"),
         ("h2o", {"predictor": "draft"}, r"policy\.predictor: residency drop fetches nothing"),
         ("h2o", {"recent_share": 1.5}, r"policy\.recent_share: input should be less than or equal to 1"),
+        ("oasiskv", {"residency": "cache"}, r"policy\.residency: a cache is filled on demand"),
+        ("arkvale", {"predictor": "draft"}, r"policy\.residency: a cache is filled on demand"),
+        ("oasiskv", {"miss_rule": "correct"}, r"policy\.miss_rule: correct compares with the query of the step before"),
+        ("freekv", {"lookahead_k": 2}, "predictor must be previous and lookahead_k 1, got previous and 2"),
         ("quest", {"predictor": "draft"}, r"policy\.predictor: residency everything fetches nothing"),
         ("retrieval", {"residency": "slack"}, r"policy\.residency: slack holds arrivals"),
-        ("retrieval", {"slack_blocks": 3}, r"policy\.slack_blocks: needs residency slack, not exact"),
+        ("retrieval", {"slack_blocks": 3}, r"policy\.slack_blocks: needs residency slack or cache, not exact"),
         ("retrieval", {"miss_rule": "stall", "fetch_cap": 0.5}, r"policy\.fetch_cap: on demand"),
         ("oasiskv", {"lookahead_mode": "union"}, "union needs predictor draft and lookahead_k of at least 2"),
         ("prefetch-previous", {"lookahead_mode": "refine", "lookahead_k": 2}, "got previous and 2"),
