@@ -16,6 +16,8 @@ from traces.errors import CapacityError
 
 PREFILL_CHUNK_TOKENS = 2048
 """Tokens of a prefill chunk whose activations HBM holds. Source: vLLM's default max_num_batched_tokens (2,048)."""
+STREAM_BUFFERS = 2
+"""Layers whose whole KV fits in HBM where it is streamed: one is read, the next arrives. FlexGen's double buffer."""
 STATISTICS_BYTES_PER_BLOCK = 8
 """What a selector that reads attention keeps of a resident block: a mass and a count, four bytes each."""
 
@@ -80,10 +82,12 @@ def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
     if policy.residency == "everything":
         return model.kv_bytes(kv_len, element)
     num_blocks = -(-kv_len // policy.block_size_tokens)
-    slots = min(slots_per_head(policy) + 1, num_blocks)
+    slots = 1 if policy.residency == "streamed" else min(slots_per_head(policy) + 1, num_blocks)
     window = min(kv_len, model.sliding_window or 0)
     windows = len(model.sliding_layers) * window * model.kv_bytes_per_token_per_layer(element)
     blocks = model.working_set_bytes(slots, policy.block_size_tokens, element)
+    if policy.residency == "streamed":  # beside the open block of every layer
+        blocks += STREAM_BUFFERS * kv_len * model.kv_bytes_per_token_per_layer(element)
     return blocks + windows + low_rank_key_bytes(model, policy, kv_len)
 
 

@@ -139,6 +139,11 @@ def selection_s(
     )
 
 
+def query_s(hardware: HardwareSpec, model: ModelSpec, rows: int) -> float:
+    """A layer's query projection alone."""
+    return gemm_s(hardware, rows, model.num_q_heads * model.head_dim, model.hidden)
+
+
 def moved_block_bytes(model: ModelSpec, policy: PolicySpec) -> int:
     """What of a block crosses the link: keys and values, or values alone where low-rank keys stay in HBM."""
     whole = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])

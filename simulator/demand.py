@@ -72,8 +72,6 @@ class Demand:
     """Steps from a plan to its attention; 0: on demand."""
     admission_blocks: int
     """Blocks that must be in HBM before step 0, over all layers and heads; 0 where everything is."""
-    corrected_share: float
-    """Share of (steady row, layer, head) in which the real query selects before attention, on top of a prediction."""
     steady_start: int
     steady_stop: int
     """Rows [start, stop) that means use and long runs repeat: both the plan and its attention lie in the trace."""
@@ -85,6 +83,8 @@ class Demand:
     """Part of `urgent`, likewise."""
     remote_repaired: Int32 | None = None
     """Part of `repaired`, likewise."""
+    corrected_share: float = 0.0
+    """Share of (steady row, layer, head) in which the real query selects before attention, on top of a prediction."""
     per_head: Mapping[str, NDArray[np.int32 | np.float64]] | None = None
     """On request: the same fields before the sum, [S, L, H]."""
 

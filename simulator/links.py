@@ -6,7 +6,7 @@ smaller of the link and what its thread blocks keep in flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.specs.hardware import HardwareSpec
@@ -88,6 +88,13 @@ def fetch_cost(hardware: HardwareSpec, transport: Transport, gather_ctas: int, h
         return LinkCost(0.0, link.ce_batched_op_s.value, copy_rate, hop_s, "runs", staged=False)
     packed = min(copy_rate, hardware.host.pack_bytes_per_s.value)
     return LinkCost(0.0, link.ce_op_s.value, packed, hop_s, "layers", staged=True)
+
+
+def stream_cost(hardware: HardwareSpec, transport: Transport, gather_ctas: int, host_numa: HostNuma) -> LinkCost:
+    """As `fetch_cost` where a whole layer comes in order: no plan to wait for, and nothing to pack or unpack."""
+    link = fetch_cost(hardware, transport, gather_ctas, host_numa)
+    rate = copy_engine_bytes_per_s(hardware, host_numa) if link.staged else link.bytes_per_s
+    return replace(link, hop_s=0.0, bytes_per_s=rate, staged=False)
 
 
 def write_back_cost(hardware: HardwareSpec, transport: Transport, host_numa: HostNuma) -> LinkCost:

@@ -70,8 +70,10 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
     require_block_size(group, block_size)
     num_steps = group.num_positions
     if policy.selector == "all":
-        if policy.residency != "everything":
-            raise InputError(f"selector 'all' reads every block: residency must be everything, is {policy.residency!r}")
+        if policy.residency not in ("everything", "streamed"):
+            raise InputError(
+                f"selector 'all' reads every block: residency must be everything or streamed, is {policy.residency!r}"
+            )
         num_blocks = int(blocks_per_step(group, block_size).max())
         _require_steps(num_steps, 0)
         return ReplaySettings(

@@ -67,6 +67,8 @@ def run_step(
     plan_waits: bool,
     remote: bool,
     lands_in_slots: bool,
+    same_step: bool,
+    stream_buffers: int,
     link_share: float,
     remote_share: float,
     durations_s: Float,
@@ -105,6 +107,8 @@ def run_step(
     num_first, num_prefetched, num_written = counts[N_FIRST], counts[N_PREFETCH], counts[N_WRITTEN]
     num_r_first, num_r_prefetched = counts[N_REMOTE_FIRST], counts[N_REMOTE_PREFETCH]
     hop_s = dur[HOP]
+    prefetches = lookahead_k > 0 or same_step
+    last_prefetch = prefetch_s.shape[0] * num_layers
     table = rates.reshape(-1)
     layer = 0
     g = t * num_layers
@@ -132,7 +136,7 @@ def run_step(
                             awaited = t - 1
                             source = 1
                             plan_exists = num_planned > g - num_layers
-                        elif lookahead_k > 0 and t >= lookahead_k and num_prefetched <= g - lookahead_k * num_layers:
+                        elif prefetches and t >= lookahead_k and num_prefetched <= g - lookahead_k * num_layers:
                             awaited = t - lookahead_k
                             source = 1
                             plan_exists = num_planned > g - lookahead_k * num_layers
@@ -172,10 +176,11 @@ def run_step(
                     compute = dur[phase]
             if phase == END:
                 break
-            # Side stream: score, top-k, plan of the next layer whose query exists.
+            # Side stream: score, top-k, plan of the next layer whose query exists, or can be told a layer before.
             while True:
                 if side < 0.0:
-                    if num_planned >= num_qkv:
+                    early = same_step and stream_buffers == 0 and num_planned % num_layers > 0
+                    if num_planned >= num_qkv + early:
                         break
                     side_part = SIDE_SCORE
                     side = dur[SIDE_SCORE] if selects[num_planned % num_layers] else 0.0
@@ -214,11 +219,11 @@ def run_step(
                     break
                 num_r_first += 1
                 r_first = -1.0
-            while remote and lookahead_k > 0:
+            while remote and prefetches:
                 if r_prefetch < 0.0:
                     h = num_r_prefetched
                     ht, hl = h // num_layers, h % num_layers
-                    if h >= num_planned:
+                    if h == last_prefetch or h >= (num_attended + stream_buffers if stream_buffers else num_planned):
                         break
                     if remote_prefetch_s[ht, hl] > 0.0 or prefetch_s[ht, hl] > 0.0:
                         if lands_in_slots and waits_for_slots[ht, hl] and h >= num_attended:
@@ -264,11 +269,17 @@ def run_step(
                 num_first += 1
                 first = -1.0
             # Prefetches.
-            while lookahead_k > 0:
+            while prefetches:
                 if prefetch < 0.0:
                     h = num_prefetched
                     ht, hl = h // num_layers, h % num_layers
-                    if h >= (num_r_prefetched if remote else num_planned):
+                    if remote:
+                        startable = num_r_prefetched
+                    elif stream_buffers:
+                        startable = min(num_attended + stream_buffers, last_prefetch)
+                    else:
+                        startable = num_planned
+                    if h >= startable:
                         break
                     if prefetch_s[ht, hl] > 0.0 and waits_for_slots[ht, hl] and h >= num_attended:
                         break

@@ -69,6 +69,14 @@ class StepRules:
     """Blocks come from beyond the host: engine R (NIC, NVMe) serves a (step, layer) before H2D does."""
     lands_in_slots: bool = False
     """R writes into slots itself, so it waits for attention to have read them; H2D has nothing to do."""
+    same_step: bool = False
+    """Prefetches serve the step's own attention (lookahead_k 0); a layer is planned as the layer before computes."""
+    stream_buffers: int = 0
+    """With same_step: no plan at all, a layer's transfer starts when one of so many layer buffers is free."""
+
+    @property
+    def prefetches(self) -> bool:
+        return self.lookahead_k > 0 or self.same_step
 
 
 @dataclass(slots=True)

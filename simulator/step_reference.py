@@ -114,7 +114,7 @@ class StepReference:
                 yield from self._wait(t, self.selected, self.first, t, layer)
             if self.rules.urgent and t >= 1:
                 yield from self._wait(t, self.planned, self.first, t - 1, layer)
-            if 0 < k <= t:
+            if self.rules.prefetches and k <= t:
                 yield from self._wait(t, self.planned, self.prefetched, t - k, layer)
         yield from self._phase(t, layer, at.SCATTER, self.work.scatter_s[t, layer])
         yield from self._phase(t, layer, at.ATTENTION, self.work.attention_s[t, layer])
@@ -125,6 +125,7 @@ class StepReference:
     def _wait(self, t: int, plan: Flags, transfer: Flags, step: int, layer: int) -> Process:
         """Idle until `transfer` (step, layer) is there: first for its plan to exist and reach the host, then for it."""
         start = self.env.now
+        yield plan.event(step, layer)
         yield transfer.event(step, layer)
         ready_s = plan.at_s[step, layer] + float(self.work.durations_s[t, at.HOP])
         end = self.env.now
@@ -137,7 +138,8 @@ class StepReference:
     def _side(self) -> Process:
         for t in range(self.num_steps):
             for layer in range(self.rules.num_layers):
-                yield self.qkv.event(t, layer)
+                early = self.rules.same_step and not self.rules.stream_buffers and layer > 0
+                yield self.qkv.event(t, layer - early)
                 if self.work.selects[layer]:
                     for part, kind, name in (
                         (at.SIDE_SCORE, Kind.SCORE, "score"),
@@ -178,16 +180,26 @@ class StepReference:
                     yield self.remote.ask(self.remote.first, t, layer, work_s)
                 self.remote_first.set(t, layer)
 
+    def _may_prefetch(self, t: int, layer: int) -> Process:
+        """Until the plan exists or, streaming, attention has freed a buffer."""
+        if not self.rules.stream_buffers:
+            yield self.planned.event(t, layer)
+            return
+        freed_by = t * self.rules.num_layers + layer - self.rules.stream_buffers
+        if freed_by >= 0:
+            yield self.attention.event(*divmod(freed_by, self.rules.num_layers))
+
     def _remote_prefetch(self) -> Process:
-        if self.rules.lookahead_k == 0:
+        if not self.rules.prefetches:
             return
         for t in range(self.num_steps):
             for layer in range(self.rules.num_layers):
-                yield self.planned.event(t, layer)
+                yield from self._may_prefetch(t, layer)
                 work_s = float(self.work.remote_prefetch_s[t, layer])
                 if work_s > 0 or self.work.prefetch_s[t, layer] > 0:
                     yield from self._hazards(t, layer, slots=self.rules.lands_in_slots)
-                    yield from self._hop(self.planned, t, layer)
+                    if not self.rules.stream_buffers:
+                        yield from self._hop(self.planned, t, layer)
                 if work_s > 0:
                     yield self.remote.ask(self.remote.prefetch, t, layer, work_s)
                 self.remote_prefetched.set(t, layer)
@@ -209,11 +221,14 @@ class StepReference:
                 self.first.set(t, layer)
 
     def _prefetch(self) -> Process:
-        if self.rules.lookahead_k == 0:
+        if not self.rules.prefetches:
             return
         for t in range(self.num_steps):
             for layer in range(self.rules.num_layers):
-                yield (self.remote_prefetched if self.rules.remote else self.planned).event(t, layer)
+                if self.rules.remote:
+                    yield self.remote_prefetched.event(t, layer)
+                else:
+                    yield from self._may_prefetch(t, layer)
                 work_s = float(self.work.prefetch_s[t, layer])
                 if work_s > 0:
                     if self.rules.remote:
@@ -221,7 +236,8 @@ class StepReference:
                             yield self.attention.event(t, layer)
                     else:
                         yield from self._hazards(t, layer, slots=True)
-                        yield from self._hop(self.planned, t, layer)
+                        if not self.rules.stream_buffers:
+                            yield from self._hop(self.planned, t, layer)
                     yield self.link.ask(self.link.prefetch, t, layer, work_s)
                 self.prefetched.set(t, layer)
 

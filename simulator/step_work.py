@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from simulator import cost, draft_heads
 from simulator import step_layout as at
-from simulator.capacity import slots_per_head
+from simulator.capacity import STREAM_BUFFERS, slots_per_head
 from simulator.demand import Demand
-from simulator.links import LinkCost, fetch_cost, write_back_cost
+from simulator.links import LinkCost, fetch_cost, stream_cost, write_back_cost
 from simulator.remote import RemoteCost, reads_beyond_host, remote_cost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
@@ -84,7 +84,9 @@ def rules_of(model: ModelSpec, policy: PolicySpec, corrected_share: float = 1.0)
 
     corrected_share: of the heads that miss rule correct repairs; where it is 0 nobody waits for the real query.
     """
-    prefetches = policy.offloads and policy.predictor != "current"
+    streams = policy.residency == "streamed"
+    same_step = streams or policy.predictor == "previous-layer"
+    prefetches = policy.offloads and policy.predictor != "current" and not same_step
     repairs = policy.miss_rule in ("stall", "dense") or (policy.miss_rule == "correct" and corrected_share > 0)
     selects_on_c = policy.selector != "all" and (policy.predictor == "current" or repairs)
     return StepRules(
@@ -92,7 +94,9 @@ def rules_of(model: ModelSpec, policy: PolicySpec, corrected_share: float = 1.0)
         lookahead_k=policy.plan_distance if prefetches else 0,
         on_demand=selects_on_c,
         urgent=prefetches and policy.lookahead_mode == "refine",
-        plan_waits=policy.selector != "all",
+        plan_waits=policy.selector != "all" or streams,
+        same_step=same_step,
+        stream_buffers=STREAM_BUFFERS if streams else 0,
     )
 
 
@@ -120,9 +124,10 @@ def build_run_work(
     corrected_share = max((demand.corrected_share for demand in demands), default=0.0)
     rules = rules_of(model, policy, corrected_share)
     selects = np.zeros(model.num_layers, dtype=np.bool_)
-    if policy.selector != "all":
+    if rules.plan_waits:
         selects[list(model.full_attention_layers)] = True
-    link = fetch_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
+    link_cost = stream_cost if policy.residency == "streamed" else fetch_cost
+    link = link_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
     block_bytes = cost.moved_block_bytes(model, policy)
     remote = None
     if reads_beyond_host(policy, placement):
@@ -137,13 +142,16 @@ def build_run_work(
     shape = (num_steps, model.num_full_attention_layers)
     moved = Transfers.none(shape)
     write_s, written_bytes = np.zeros(shape), np.zeros(num_steps)
-    if demands and policy.offloads:
+    if policy.residency == "streamed":
+        moved = _streamed(model, policy, link, kv_len, batch_size)
+    elif demands and policy.offloads:
         # GPUs that hold the same heads ask for the same blocks.
         by_gpu = {
             id(demand): _transfers(model, hardware, policy, rules, link, remote, demand, offsets, num_steps)
             for demand in demands
         }
         moved = Transfers.of_the_slowest([by_gpu[id(demand)] for demand in demands])
+    if policy.offloads:
         write_s, written_bytes = _write_back(
             model, hardware, policy, placement, rules, remote, kv_len, tokens_per_step, offsets
         )
@@ -251,6 +259,21 @@ class Transfers:
         )
 
 
+def _streamed(
+    model: ModelSpec, policy: PolicySpec, link: LinkCost, kv_len: NDArray[np.int64], batch_size: int
+) -> Transfers:
+    """The whole KV but the open block, every step.
+
+    Where pieces count, one is a block of all KV heads, as paged systems keep it.
+    """
+    none = Transfers.none((len(kv_len), model.num_full_attention_layers))
+    pieces = np.repeat(((_num_blocks(policy, kv_len) - 1) * batch_size)[:, None], none.first_s.shape[1], axis=1)
+    piece_bytes = model.num_kv_heads * cost.moved_block_bytes(model, policy)
+    seconds = transfer_s(link, pieces.astype(np.float64), pieces.astype(np.float64), piece_bytes)
+    total_bytes = pieces.sum(axis=1, dtype=np.float64) * piece_bytes * model.tensor_parallel
+    return replace(none, prefetch_s=seconds, h2d_bytes=total_bytes)
+
+
 def _transfers(
     model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, link: LinkCost,
     remote: RemoteCost | None, demand: Demand, offsets: NDArray[np.int64], num_steps: int,
@@ -265,7 +288,7 @@ def _transfers(
     block_bytes = cost.moved_block_bytes(model, policy)
     moved_bytes = (fetched + repaired).sum(axis=1) * block_bytes
     prefetch_s = np.zeros_like(fetched)
-    if rules.lookahead_k == 0:
+    if not rules.prefetches:
         first_s = transfer_s(link, fetched + repaired, runs + repair_runs, block_bytes)
     else:
         prefetch_s = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
@@ -274,7 +297,7 @@ def _transfers(
     scatter_s = np.zeros_like(fetched)
     arriving = np.zeros_like(fetched)
     k = rules.lookahead_k
-    arriving[k:] += (fetched - urgent)[: num_steps - k]
+    arriving[k:] += (fetched - urgent)[: max(0, num_steps - k)]
     arriving[1:] += urgent[:-1]
     arriving += repaired
     if policy.key_rank is not None:
@@ -305,7 +328,7 @@ def _transfers(
         first_s=first_s,
         prefetch_s=prefetch_s,
         scatter_s=scatter_s,
-        waits_for_slots=waits_for_slots,
+        waits_for_slots=waits_for_slots * (not rules.same_step),
         remote_first_s=remote_first_s,
         remote_prefetch_s=remote_prefetch_s,
         h2d_bytes=moved_bytes,
@@ -386,8 +409,11 @@ def _durations(
             dur[here, at.SCORE : at.PLAN + 1] = cost.selection_s(
                 hardware, model, policy, corrected, int(n), slots_per_head(policy)
             )
-        if rules.lookahead_k:
+        if rules.prefetches:
             dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selection
+        if policy.predictor == "previous-layer":
+            # The next layer's query from this layer's input: another query projection.
+            dur[here, at.SIDE_SCORE] += cost.query_s(hardware, model, batch_size)
     return dur
 
 

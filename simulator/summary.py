@@ -145,6 +145,8 @@ def demand_metrics(demands: Sequence[Demand], policy: PolicySpec) -> dict[str, f
 def admission_bytes(point: Point) -> int:
     """KV bytes of one request that must be in the HBM of its replica before its first decode step."""
     element = KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
+    if point.policy.residency == "streamed":
+        return 0
     if not point.demands or point.policy.residency == "everything":
         return point.model.tensor_parallel * point.model.kv_bytes(point.context_tokens, element)
     return sum(demand.admission_blocks for demand in point.demands) * point.model.block_bytes(

@@ -40,6 +40,16 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             "vLLM PagedAttention, arXiv 2309.06180",
             {"selector": "all", "predictor": "current", "residency": "everything"},
         ),
+        "vllm-offload": System(
+            "dense with the KV in paged blocks on the host, all of it streamed in layer by layer in every step",
+            "vLLM PagedAttention, arXiv 2309.06180, with its KV on the host",
+            {"selector": "all", "predictor": "current", "residency": "streamed", "transport": "ce-batched"},
+        ),
+        "flexgen": System(
+            "dense with the KV on the host, all of it streamed in every step, one contiguous copy a layer",
+            "FlexGen, arXiv 2303.06865",
+            {"selector": "all", "predictor": "current", "residency": "streamed", "transport": "ce-contiguous"},
+        ),
         "quest": System(
             "the whole KV in HBM, attention reads the blocks that min/max scores select",
             "Quest, arXiv 2406.10774",
@@ -100,6 +110,11 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             "HiSparse of SGLang, lmsys.org/blog/2026-04-10-sglang-hisparse",
             {"predictor": "current", "residency": "cache", "transport": "gather", "write_back": "token"},
         ),
+        "infinigen": System(
+            "what the layer before predicts is fetched while that layer computes",
+            "InfiniGen, arXiv 2406.19707",
+            {"predictor": "previous-layer", "transport": "ce-contiguous", "metadata_vectors_per_block": 5},
+        ),
         "shadowkv": System(
             "low-rank keys stay in HBM, mean keys select, only values are fetched, on demand",
             "ShadowKV, arXiv 2410.21465",
@@ -139,6 +154,15 @@ _REMOTE = ("placement.remote_path", "placement.nic_numa", "policy.host_residency
 """Matter only where blocks come from beyond the host."""
 _STAGED = ("policy.transport", "policy.gather_ctas", "placement.host_numa")
 """Matter only where blocks pass through host memory."""
+_STREAMS = (
+    "policy.block_size_tokens",
+    "policy.transport",
+    "policy.gather_ctas",
+    "policy.write_back",
+    "placement.host_numa",
+    "placement.kv_tier",
+)
+"""What matters of both lists where the whole KV is streamed."""
 _SELECTS = (
     "policy.kv_budget_tokens",
     "policy.block_size_tokens",
@@ -187,8 +211,10 @@ def ignored_parameters(policy: PolicySpec, placement: PlacementSpec = IN_HOST_ME
             ignored.update(_STAGED)
         if policy.host_residency != "fetched":
             ignored.add("policy.host_cache_tokens")
+    if policy.residency == "streamed":
+        ignored.update(set(_MOVES) - set(_STREAMS))
     if policy.selector == "all":
-        ignored.update(_SELECTS)
+        ignored.update(set(_SELECTS) - (set(_STREAMS) if policy.residency == "streamed" else set()))
     elif SELECTORS[policy.selector].reads != "keys":
         ignored.update(_METADATA)
     chosen = {policy.selector, policy.miss_rule if policy.offloads else None}
@@ -285,12 +311,14 @@ def _require_coherent(policy: PolicySpec, system: str) -> None:
     def refuse(key: str, problem: str) -> InputError:
         return InputError(f"policy.{key}: {problem} (system {system})")
 
-    if policy.selector == "all" and policy.residency != "everything":
-        raise refuse("residency", "selector all reads every block, so residency must be everything")
+    if policy.selector == "all" and policy.residency not in ("everything", "streamed"):
+        raise refuse("residency", "selector all reads every block, so residency must be everything or streamed")
+    if policy.residency == "streamed" and policy.selector != "all":
+        raise refuse("residency", f"streamed brings every block, so the selector must be all, not {policy.selector}")
     if policy.selector != "all" and SELECTORS[policy.selector].keeps and policy.residency != "drop":
         raise refuse("residency", f"selector {policy.selector} ranks without the step's query, so it must be drop")
-    if not policy.offloads and policy.predictor != "current":
-        raise refuse("predictor", f"residency {policy.residency} fetches nothing, so the predictor must be current")
+    if (not policy.offloads or policy.residency == "streamed") and policy.predictor != "current":
+        raise refuse("predictor", f"residency {policy.residency} predicts nothing, so the predictor must be current")
     if policy.predictor in ("current", "previous-layer") and policy.residency == "slack":
         raise refuse(
             "residency",

@@ -130,7 +130,8 @@ def decode(
         state.planned_at_s, rates, result.steps_s[replica],
     )  # fmt: skip
     flags = (
-        rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots
+        rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
+        rules.same_step, rules.stream_buffers,
     )  # fmt: skip
     num_steps = work.durations_s.shape[0]
     if not links.are_shared or not links.transfers(replica):

@@ -13,7 +13,7 @@ from simulator.specs.base import Fraction, PositiveInt, Spec
 
 Selector = Literal["minmax", "exact", "mean", "accumulated-mass", "persistence", "prompt-window", "sink-recent", "all"]
 Predictor = Literal["current", "previous", "draft", "previous-layer", "oracle", "random"]
-Residency = Literal["everything", "exact", "slack", "cache", "drop"]
+Residency = Literal["everything", "exact", "slack", "cache", "drop", "streamed"]
 Eviction = Literal["least-recently-selected", "lowest-score"]
 Transport = Literal["ce-per-block", "ce-batched", "ce-contiguous", "gather"]
 MissRule = Literal["stall", "attend", "correct", "dense"]
@@ -53,7 +53,7 @@ class PolicySpec(Spec):
     residency: Residency = "exact"
     """What HBM keeps per KV head. everything: the whole KV; exact: K blocks; slack: K + `slack_blocks`, for
     arrivals; cache: the same number, of which attention reads the K selected; drop: K blocks, and nobody keeps the
-    others."""
+    others; streamed: two layers, refilled with the whole KV of one layer after another, every step."""
     slack_blocks: Annotated[int, Field(gt=0, le=MAX_SLACK_BLOCKS, strict=True)] | None = None
     """Slots per KV head beyond K. Null with residency `slack`: ceil(lookahead_k * fetch_cap * K); with `cache`: K."""
     eviction: Eviction = "least-recently-selected"
@@ -111,7 +111,7 @@ class PolicySpec(Spec):
     @property
     def offloads(self) -> bool:
         """Whether the whole KV lies outside HBM: new blocks are written there, selected ones come back."""
-        return self.residency in ("exact", "slack", "cache")
+        return self.residency in ("exact", "slack", "cache", "streamed")
 
     @property
     def sink_blocks(self) -> int:

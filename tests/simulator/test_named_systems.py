@@ -190,6 +190,39 @@ def test_dropping_systems_move_no_bytes_and_hold_no_host_memory(system: str) -> 
 
 
 @pytest.mark.usefixtures("_synthetic")
+@pytest.mark.parametrize("system", ["vllm-offload", "flexgen"])
+def test_streaming_moves_the_whole_kv_every_step_and_is_bound_by_it(system: str) -> None:
+    steps, batch = 32, 8
+    result = row(system, workload__output_tokens=steps, workload__batch_size=batch, policy__block_size_tokens=32)
+    full_blocks = np.array([(4096 + t - 1) // 32 for t in range(1, steps)])  # of the steps after the first
+    assert result["h2d_bytes_per_token"] == pytest.approx(full_blocks.mean() * 32 * 147_456, rel=1e-12)
+    assert result["recall"] == 1
+    assert result["bound"] == "h2d"
+    assert result["tpot_mean_s"] >= result["h2d_bytes_per_token"] * batch / 55.1e9 * 0.99
+    dense = row("dense", workload__output_tokens=steps, workload__batch_size=batch)
+    assert result["hbm_bytes_peak"] < dense["hbm_bytes_peak"]
+    assert result["t_attention_s"] == pytest.approx(dense["t_attention_s"], rel=0.05), (
+        "the same reads, slowed by copies"
+    )
+    assert result["host_bytes_peak"] > 0
+    assert dense["tpot_mean_s"] < result["tpot_mean_s"]
+
+
+@pytest.mark.usefixtures("_synthetic")
+def test_one_copy_a_layer_is_never_slower_than_one_a_block() -> None:
+    assert row("flexgen", workload__batch_size=8)["tpot_mean_s"] < row("vllm-offload")["tpot_mean_s"]
+
+
+@pytest.mark.usefixtures("_synthetic")
+def test_a_layer_ahead_hides_part_of_what_on_demand_exposes() -> None:
+    ahead = row("infinigen", policy__transport="gather", workload__batch_size=8)
+    retrieval = row("retrieval", workload__batch_size=8)
+    assert ahead["t_exposed_wait_s"] < retrieval["t_exposed_wait_s"]
+    assert ahead["t_score_s"] == 0 < retrieval["t_score_s"]
+    assert ahead["recall"] < retrieval["recall"]
+
+
+@pytest.mark.usefixtures("_synthetic")
 def test_reading_attention_costs_and_positions_do_not() -> None:
     h2o, streaming = (row(name, workload__batch_size=64) for name in ("h2o", "streamingllm"))
     assert h2o["t_score_s"] > 0

@@ -33,16 +33,18 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, Share]:
     rng = np.random.default_rng(seed)
     steps, layers = int(rng.integers(2, 9)), int(rng.integers(1, 6))
     k = int(rng.integers(0, 4))
-    on_demand = k == 0 or bool(rng.integers(0, 2))
+    same_step = k == 0 and bool(rng.integers(0, 2))
+    stream_buffers = int(rng.integers(0, 4)) if same_step else 0
+    on_demand = (k == 0 and not same_step) or (not stream_buffers and bool(rng.integers(0, 2)))
     urgent = k >= 2 and not on_demand and bool(rng.integers(0, 2))
     dur = np.zeros((steps, NUM_DURATIONS))
     for phase in (at.SOFTWARE, at.DRAFT, at.SAMPLING, at.QKV, at.FFN, at.ALLREDUCE, at.LM_HEAD, at.OTHER):
         dur[:, phase] = rng.uniform(0, 20 * US) * (rng.random() < 0.8)
     if on_demand:
         dur[:, at.SCORE : at.PLAN + 1] = rng.uniform(US, 20 * US, 3)
-    if k:
+    if k or (same_step and not stream_buffers):
         dur[:, at.SIDE_SCORE : at.SIDE_PLAN + 1] = rng.uniform(US, 30 * US, 3)
-    dur[:, at.HOP] = rng.choice([0.0, 10 * US])
+    dur[:, at.HOP] = 0.0 if stream_buffers else rng.choice([0.0, 10 * US])
     shape = (steps, layers)
     selects = rng.random(layers) < 0.9
 
@@ -53,7 +55,7 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, Share]:
     remote = bool(rng.integers(0, 2))
     lands_in_slots = remote and bool(rng.integers(0, 2))
     first_s = (some(0.7, 40 * US) if on_demand or urgent else nothing) * selects
-    prefetch_s = (some(0.7, 80 * US) if k else nothing) * selects
+    prefetch_s = (some(0.7, 80 * US) if k or same_step else nothing) * selects
     # What lands in slots does not go over the host link; what is staged may come from the host alone.
     on_link = 0.0 if lands_in_slots else 1.0
     from_remote = (some(2.0, 2.0) if lands_in_slots else some(0.7, 2.0)) if remote else nothing
@@ -65,13 +67,13 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, Share]:
         first_s=first_s * on_link,
         prefetch_s=prefetch_s * on_link,
         write_s=some(0.3, 30 * US),
-        waits_for_slots=rng.random(shape) < 0.5,
+        waits_for_slots=(rng.random(shape) < 0.5) & (not same_step),
         remote_first_s=first_s * from_remote,
         remote_prefetch_s=prefetch_s * from_remote,
     )
     rates = np.ones((5, 5, 2, 2, 4)) if seed % 3 == 0 else rng.uniform(0.4, 1, (5, 5, 2, 2, 4))
     rates[0, ..., 0] = 1.0  # an idle kernel kind (software, all-reduce) is slowed by nothing
-    rules = StepRules(layers, k, on_demand, urgent, True, remote, lands_in_slots)
+    rules = StepRules(layers, k, on_demand, urgent, True, remote, lands_in_slots, same_step, stream_buffers)
     return rules, work, rates, Share(float(rng.choice([1.0, 0.6])), float(rng.choice([1.0, 0.3])))
 
 
@@ -82,9 +84,9 @@ def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: Share = ALO
     for t in range(steps):
         run_step(
             t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
-            share.link, share.remote, work.durations_s, work.attention_s, work.scatter_s, work.selects, work.first_s,
-            work.prefetch_s, work.write_s, work.waits_for_slots, work.remote_first_s, work.remote_prefetch_s,
-            state.counts, state.clock, state.planned_at_s, rates, steps_s,
+            rules.same_step, rules.stream_buffers, share.link, share.remote, work.durations_s, work.attention_s,
+            work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s, work.waits_for_slots,
+            work.remote_first_s, work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates, steps_s,
         )  # fmt: skip
     return steps_s[:, STEP], steps_s[:, :NUM_PARTS], (state, steps_s[:, [H_BUSY, D_BUSY, R_BUSY]].sum(axis=0))
 
@@ -162,6 +164,37 @@ def test_on_demand_exposes_every_transfer():
     assert step_s == pytest.approx(4 * (10 + 15 + 7 + 40 + 30 + 20) * US + 50 * US)
     assert parts_s[:, at.T_EXPOSED] == pytest.approx(4 * 40 * US)
     assert parts_s[:, at.T_PLAN] == pytest.approx(4 * (10 + 7) * US)  # top-k, plan and the hop to the CPU
+
+
+def streamed(transfer_s: float, buffers: int) -> tuple[np.ndarray, np.ndarray]:
+    _, work = plain(12, 4, transfer_s, slack=True)
+    rules = StepRules(4, 0, on_demand=False, urgent=False, plan_waits=True, same_step=True, stream_buffers=buffers)
+    step_s, parts_s, _ = play(rules, work, ONES)
+    return step_s, parts_s[:, at.T_EXPOSED]
+
+
+def test_streamed_layers_overlap_with_the_layers_before():
+    """QKV 10, attention 30, FFN 20 a layer, lm_head 50 a step; what is streamed has as many layers' time as buffers."""
+    step_s, exposed_s = streamed(55 * US, buffers=2)
+    assert step_s[2:] == pytest.approx(4 * 60 * US + 50 * US)
+    assert exposed_s[2:] == pytest.approx(0)
+    step_s, exposed_s = streamed(200 * US, buffers=2)
+    assert step_s[4:] == pytest.approx(4 * 200 * US), "the link never rests"
+    assert exposed_s[4:] == pytest.approx(4 * 200 * US - 290 * US)
+    step_s, _ = streamed(200 * US, buffers=1)
+    assert step_s[4:] == pytest.approx(4 * (200 + 30) * US), "one buffer: attention reads, then the next layer comes"
+
+
+def test_a_plan_one_layer_ahead_hides_a_layer_of_transfer():
+    """Planned when the layer before has its QKV: 5 of scoring, then 45 before attention of all layers but the first."""
+    _, work = plain(6, 4, 0.0, slack=True)
+    work.durations_s[:, at.SIDE_SCORE] = 5 * US
+    rules = StepRules(4, 0, on_demand=False, urgent=False, plan_waits=True, same_step=True)
+    for transfer_us, exposed_us in ((40, 40 + 0 * 3), (80, 80 + 20 + 20 + 20)):
+        work.prefetch_s[:] = transfer_us * US
+        _, parts_s, _ = play(rules, work, ONES)
+        assert parts_s[1:, at.T_EXPOSED] == pytest.approx(exposed_us * US), transfer_us
+        assert parts_s[1:, at.T_PLAN] == pytest.approx(5 * US)
 
 
 def test_slots_still_read_delay_a_transfer_and_slack_does_not():
