@@ -101,6 +101,8 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     placement = _without_ignored_placement(experiment.placement, ignored).model_copy(update={"num_gpus": num_gpus})
     HostTopology(hardware, num_gpus, placement)
     require_tier(hardware, placement)
+    if experiment.serving is not None:
+        _require_served(policy, experiment.system)
     if experiment.serving is not None and placement.kv_tier != "host":
         raise InputError(
             f"placement.kv_tier {placement.kv_tier}: serving runs keep the full KV in host memory, use host"
@@ -119,6 +121,22 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
         }
     )
     return ResolvedExperiment(spec, model, hardware, policy, trace, group, mapping, ignored)
+
+
+def _require_served(policy: PolicySpec, system: str) -> None:
+    """Raises InputError for choices whose cost a batch of changing size does not model."""
+    unmodelled = {
+        "residency": policy.residency == "streamed",
+        "predictor": policy.predictor == "previous-layer",
+        "miss_rule": policy.offloads and policy.miss_rule in ("correct", "dense"),
+        "key_rank": policy.key_rank is not None,
+    }
+    for key, is_unmodelled in unmodelled.items():
+        if is_unmodelled:
+            raise InputError(
+                f"policy.{key}: {getattr(policy, key)} is modelled for a closed batch only, not with serving keys "
+                f"(system {system})"
+            )
 
 
 def expand(base: ExperimentSpec | Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[ExperimentSpec]:

@@ -78,6 +78,14 @@ class StepRules:
     def prefetches(self) -> bool:
         return self.lookahead_k > 0 or self.same_step
 
+    @property
+    def flags(self) -> tuple[int, bool, bool, bool, bool, bool, bool, int]:
+        """What `step_kernel.run_step` takes of the rules, in its order."""
+        return (
+            self.lookahead_k, self.on_demand, self.urgent, self.plan_waits, self.remote, self.lands_in_slots,
+            self.same_step, self.stream_buffers,
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class StepState:

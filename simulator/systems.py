@@ -252,6 +252,14 @@ def compose_policy(system: str, overrides: Mapping[str, Any], placement: Placeme
     }
     policy = policy.model_copy(update=defaults)
     _require_coherent(policy, system)
+    if policy.residency == "streamed" and placement.kv_tier != "host":
+        raise InputError(
+            f"placement.kv_tier: the KV is streamed from host memory only, not {placement.kv_tier} (system {system})"
+        )
+    if policy.miss_rule == "dense" and policy.host_residency == "fetched":
+        raise InputError(
+            f"policy.miss_rule: dense reads past the host's cache; use host_residency full or none (system {system})"
+        )
     if policy.host_residency == "fetched" and placement.remote_path == "direct":
         raise InputError(
             "policy.host_residency: fetched keeps what passes through host memory, so placement.remote_path must be "

@@ -129,17 +129,13 @@ def decode(
         work.waits_for_slots, work.remote_first_s, work.remote_prefetch_s, state.counts, state.clock,
         state.planned_at_s, rates, result.steps_s[replica],
     )  # fmt: skip
-    flags = (
-        rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
-        rules.same_step, rules.stream_buffers,
-    )  # fmt: skip
     num_steps = work.durations_s.shape[0]
     if not links.are_shared or not links.transfers(replica):
         # Nothing that another replica does can change this one's steps: they need no events of their own.
-        yield env.timeout(run_steps(num_steps, *flags, *links.begin(replica), *constants))
+        yield env.timeout(run_steps(num_steps, *rules.flags, *links.begin(replica), *constants))
         return
     for t in range(num_steps):
-        step_s = run_step(t, *flags, *links.begin(replica), *constants)
+        step_s = run_step(t, *rules.flags, *links.begin(replica), *constants)
         yield env.timeout(step_s)
     links.end(replica)
 

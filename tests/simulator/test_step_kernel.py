@@ -83,8 +83,7 @@ def play(rules: StepRules, work: StepWork, rates: np.ndarray, share: Share = ALO
     steps_s = np.zeros((steps, NUM_STEP_COLUMNS))
     for t in range(steps):
         run_step(
-            t, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote, rules.lands_in_slots,
-            rules.same_step, rules.stream_buffers, share.link, share.remote, work.durations_s, work.attention_s,
+            t, *rules.flags, share.link, share.remote, work.durations_s, work.attention_s,
             work.scatter_s, work.selects, work.first_s, work.prefetch_s, work.write_s, work.waits_for_slots,
             work.remote_first_s, work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates, steps_s,
         )  # fmt: skip

@@ -99,8 +99,7 @@ def play_both(where: Setting, num_iterations: int, share: float = 1.0) -> tuple[
     work, rules = plain.work(), rules_of(where.model, where.policy)
     state, steps_s = new_state(rules.num_layers, rules.lookahead_k + 3), np.zeros((num_iterations, NUM_STEP_COLUMNS))
     run_steps(
-        num_iterations, rules.lookahead_k, rules.on_demand, rules.urgent, rules.plan_waits, rules.remote,
-        rules.lands_in_slots, share, 1.0, work.durations_s, work.attention_s, work.scatter_s, work.selects,
+        num_iterations, *rules.flags, share, 1.0, work.durations_s, work.attention_s, work.scatter_s, work.selects,
         work.first_s, work.prefetch_s, work.write_s, work.waits_for_slots, work.remote_first_s,
         work.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, rates.at(1), steps_s,
     )  # fmt: skip
