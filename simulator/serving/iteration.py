@@ -104,9 +104,9 @@ class Iteration:
         waited_s = self._drain_write_backs() + self._move(batch, share.link)
         rules, state = self.rules, self.state
         step_s: float = run_step(
-            t, *rules.flags, *share, self.durations_s, self.attention_s, self.scatter_s, self.selects,
-            self.first_s, self.prefetch_s, self.write_s, self.waits_for_slots, self.remote_first_s,
-            self.remote_prefetch_s, state.counts, state.clock, state.planned_at_s, self._rates.at(batch.num_decoding), self.steps_s,
+            t, *rules.flags, *share, self.durations_s, self.attention_s, self.scatter_s, self.selects, self.first_s,
+            self.prefetch_s, self.write_s, self.waits_for_slots, self.remote_first_s, self.remote_prefetch_s,
+            state.counts, state.clock, state.planned_at_s, self._rates.at(batch.num_decoding), self.steps_s,
         )  # fmt: skip
         self.done_s += self.steps_s[t]
         self.done_s[at.T_OTHER] += waited_s
