@@ -34,6 +34,7 @@ class Evaluation:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys that hold for every point, whatever the table says: another setting than the published one."""
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _largest: dict[str, int] = field(default_factory=dict)
 
     def value(self, row: Row) -> float | None:
         """What the row comes to; None where it is not simulated. Raises InputError for a point that cannot be."""
@@ -71,6 +72,11 @@ class Evaluation:
 
     def largest_batch(self, name: str) -> int:
         """Requests that fit at the experiment's context."""
+        if name not in self._largest:
+            self._largest[name] = self._find_largest_batch(name)
+        return self._largest[name]
+
+    def _find_largest_batch(self, name: str) -> int:
         row = run_point(self._spec(name, {**self.settings(name), "workload.batch_size": 1}))
         if row["status"] != "ok":
             raise InputError(f"point {name}, one request: {row['error']}; give --batch")

@@ -8,10 +8,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from simulator.cache import cache_folder, cache_key
 from simulator.catalog import load_hardware, load_model
@@ -76,10 +75,13 @@ def recipe_trace(recipe: Recipe, churn: float | None, model: str, context_tokens
 
 def profile_with(hardware: str, figures: Mapping[str, float]) -> str:
     """Name of a profile, or the path of a copy whose figures (dotted, e.g. `link.gather_bytes_per_s`) are replaced."""
-    if not figures:
-        return hardware
+    return _profile_with(hardware, tuple(sorted(figures.items()))) if figures else hardware
+
+
+@lru_cache(maxsize=64)
+def _profile_with(hardware: str, figures: tuple[tuple[str, float], ...]) -> str:
     profile: dict[str, Any] = load_hardware(hardware).model_dump(mode="json")
-    for dotted, value in figures.items():
+    for dotted, value in figures:
         *sections, name = dotted.split(".")
         node: Any = profile
         for section in sections:
@@ -89,7 +91,7 @@ def profile_with(hardware: str, figures: Mapping[str, float]) -> str:
             raise InputError(f"hardware.{dotted}: no figure of profile {hardware}: {suggest(dotted, known)}")
         node[name] = {"value": value, "source": "given to oasis-sim reproduce", "assumption": True}
     validated(HardwareSpec, profile, hardware)
-    text = yaml.safe_dump(profile, sort_keys=False).encode()
+    text = json.dumps(profile).encode()  # JSON is YAML, and written a hundred times faster
     path = cache_folder() / "profiles" / f"{hashlib.sha256(text).hexdigest()[:32]}.yaml"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +101,7 @@ def profile_with(hardware: str, figures: Mapping[str, float]) -> str:
     return str(path)
 
 
+@lru_cache(maxsize=1)
 def _synthesis_code() -> str:
     """Hash of the synthesis' source: a trace made by other code is not taken."""
     folder = Path(synthesis.__file__).parent
