@@ -115,7 +115,7 @@ def build_run_work(
 
     A step gains one token, or with verified drafts those of a demand row; the context then grows by their mean.
     `model` is what one GPU of the replica has and `demands` is one per GPU; none for dense attention, which moves
-    nothing. The GPUs run in lockstep: each (step, layer) waits for the GPU that transfers longest.
+    nothing. The GPUs run in lockstep (`Transfers.of_the_slowest`).
     """
     batch_size = workload.batch_size
     tokens_per_step = demands[0].tokens_per_step() if policy.verify_drafts else 1.0
@@ -241,18 +241,26 @@ class Transfers:
 
     @classmethod
     def of_the_slowest(cls, gpus: Sequence[Transfers]) -> Transfers:
-        """The longest transfer of any GPU per (step, layer), and the bytes of all."""
+        """What holds GPUs that wait for each other after every layer, and the bytes of all.
+
+        The first queue is waited for in its own layer, so per (step, layer) the longest counts. Prefetches run on while
+        a layer waits, so per step it is the GPU with the most of them.
+        """
 
         def slowest(name: str) -> Float:
             return np.asarray(np.max([getattr(gpu, name) for gpu in gpus], axis=0))
 
+        def busiest(name: str) -> Float:
+            each = np.stack([getattr(gpu, name) for gpu in gpus])
+            return np.asarray(each[each.sum(axis=2).argmax(axis=0), np.arange(each.shape[1])])
+
         return cls(
             first_s=slowest("first_s"),
-            prefetch_s=slowest("prefetch_s"),
+            prefetch_s=busiest("prefetch_s"),
             scatter_s=slowest("scatter_s"),
             waits_for_slots=slowest("waits_for_slots"),
             remote_first_s=slowest("remote_first_s"),
-            remote_prefetch_s=slowest("remote_prefetch_s"),
+            remote_prefetch_s=busiest("remote_prefetch_s"),
             fallback_s=slowest("fallback_s"),
             h2d_bytes=np.sum([gpu.h2d_bytes for gpu in gpus], axis=0),
             remote_bytes=np.sum([gpu.remote_bytes for gpu in gpus], axis=0),

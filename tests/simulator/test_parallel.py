@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import simpy
 
 from simulator import catalog, cost
 from simulator import experiment as experiments
+from simulator import step_layout as at
 from simulator.capacity import footprint
 from simulator.demand import COUNT_FIELDS
+from simulator.engine_rates import engine_rates
 from simulator.experiment import expand, resolve
 from simulator.parallel import rank_mappings, shard
-from simulator.points import demands_by_gpu, run_point
+from simulator.points import demands_by_gpu, run_point, run_works
 from simulator.replay import replay
 from simulator.specs.experiment import EngineSpec
+from simulator.step_reference import StepReference
 from simulator.systems import resolve_policy
+from simulator.timeline import play
+from simulator.topology import HostTopology
 from tests.simulator.synthetic_trace import synthetic_trace
 from traces.errors import InputError
 
@@ -214,6 +220,65 @@ def test_no_point_beats_a_ceiling(system):
     for name in ("hbm", "compute", "h2d"):
         ceiling = row[f"{name}_ceiling_tokens_per_s"]
         assert ceiling is None or row["throughput_tokens_per_s"] <= ceiling * (1 + 1e-9)
+
+
+# Lockstep
+
+
+class Barrier:
+    """Fires for everybody when all GPUs of the replica have arrived."""
+
+    def __init__(self, env: simpy.Environment, size: int) -> None:
+        self.env, self.size, self.arrived, self.all_here = env, size, 0, env.event()
+
+    def arrive(self) -> simpy.Event:
+        self.arrived += 1
+        event = self.all_here
+        if self.arrived == self.size:
+            self.arrived, self.all_here = 0, self.env.event()
+            event.succeed()
+        return event
+
+
+class LockstepReference(StepReference):
+    """One GPU of a replica, every layer of which ends when all of them are there."""
+
+    barrier: Barrier
+
+    def _phase(self, t, layer, phase, work_s):
+        if phase == at.ALLREDUCE:
+            yield self.barrier.arrive()
+        yield from super()._phase(t, layer, phase, work_s)
+
+
+@pytest.mark.parametrize(
+    ("system", "batch_size", "fetch_cap"),
+    [("oasiskv", 32, 0.2), ("oasiskv", 96, 1.0), ("retrieval", 16, 1.0)],
+)
+def test_one_step_stands_for_gpus_that_wait_for_each_other(system, batch_size, fetch_cap):
+    point = resolve(
+        spec(
+            system=system,
+            policy__fetch_cap=fetch_cap,
+            workload__batch_size=batch_size,
+            workload__output_tokens=8,
+            placement__tensor_parallel=4,
+        )
+    )
+    demands = demands_by_gpu(point)
+    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas, batch_size)
+    env = simpy.Environment()
+    barrier = Barrier(env, 4)
+    gpus = []
+    for demand in demands:
+        (alone,) = run_works(point, (demand,) * 4)
+        gpus.append(LockstepReference(alone.rules, alone.work, rates, env=env))
+        gpus[-1].barrier = barrier
+    env.run(until=env.all_of([gpu.start() for gpu in gpus]))
+    exact = np.mean([gpu.step_s[2:].mean() for gpu in gpus])
+    topology = HostTopology(point.hardware, 4, point.spec.placement)
+    ours = play(run_works(point, demands), rates, topology).step_s[0, 2:].mean()
+    assert ours == pytest.approx(exact, rel=0.005)
 
 
 # Refused
