@@ -319,12 +319,13 @@ def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
     ranking = SELECTORS[policy.selector].ranking
     if policy.predictor == "previous-layer" and "prev_layer" not in recorded:
         raise InputError(
-            f"policy.predictor previous-layer: {where}: has only rankings {', '.join(recorded)}; record with "
-            "--extras prev_layer"
+            f"policy.predictor previous-layer: {where}: has only rankings {', '.join(recorded)}; oasis-sim "
+            "record --with prev_layer makes it"
         )
     if ranking == "mean" and ranking not in recorded:
         raise InputError(
-            f"policy.selector mean: {where}: has only rankings {', '.join(recorded)}; record with --extras mean"
+            f"policy.selector mean: {where}: has only rankings {', '.join(recorded)}; oasis-sim "
+            "record --with mean makes it"
         )
     if ranking is not None and ranking not in recorded:
         raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")

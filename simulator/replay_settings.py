@@ -167,7 +167,7 @@ def _require_array(group: TraceGroup, array: object, name: str, choice: str, blo
     if array is None:
         raise InputError(
             f"policy.{choice} needs {name}, which trace group {group.name!r} does not have at {block_size_tokens} "
-            f"tokens a block; record with --extras {name}"
+            f"tokens a block; oasis-sim record --with {name} makes it"
         )
 
 

@@ -163,7 +163,7 @@ def test_what_a_trace_lacks_is_named_with_the_flag_that_records_it(
     (point,) = expand({"trace": "bare", "system": system, "workload.output_tokens": 16, **history}, {})
     with pytest.raises(InputError, match=rf"{array}|selector mean") as caught:
         run_point(point, use_cache=False)
-    assert f"--extras {array}" in str(caught.value)
+    assert f"--with {array}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

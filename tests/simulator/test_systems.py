@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from simulator import systems
 from simulator.experiment import experiment_keys
 from simulator.specs.experiment import PlacementSpec
-from simulator.specs.policy import PolicySpec
+from simulator.specs.policy import MissRule, PolicySpec, Predictor, Residency, Selector
 from simulator.systems import SYSTEMS, System, compose_policy, ignored_parameters, resolve_policy
 from traces.errors import InputError
 
@@ -191,3 +192,10 @@ def test_a_new_system_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "SYSTEMS", MappingProxyType({**SYSTEMS, "mine": row}))
     policy = resolve_policy("mine", {"block_size_tokens": 32}, 8192)
     assert (policy.lookahead_mode, policy.kv_budget_tokens, policy.slack_blocks) == ("union", 1024, 7)
+
+
+def test_the_page_on_systems_knows_every_system_and_choice() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "systems.md").read_text()
+    choices = {*get_args(Selector), *get_args(Predictor), *get_args(Residency), *get_args(MissRule)}
+    missing = [name for name in (*SYSTEMS, *choices) if f"`{name}`" not in page]
+    assert not missing
