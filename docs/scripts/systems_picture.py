@@ -5,6 +5,7 @@ python docs/scripts/systems_picture.py smollm2-135m-extras docs/images/systems.p
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import oasis_sim.api as oasis
 from simulator.systems import SYSTEMS, get_system
 
-BATCH = 64
+BATCH = 48
 KINDS = {
     "everything": ("all KV in HBM", "tab:gray", "s"),
     "drop": ("drops", "tab:red", "v"),
@@ -45,15 +46,21 @@ def main(trace: str, picture: str) -> None:
 def draw(rows: list[dict[str, object]], picture: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(9.5, 5.6), layout="constrained")
+    figure, ax = plt.subplots(figsize=(9.5, 8.0), layout="constrained")
     seen: set[str] = set()
+    places: dict[tuple[float, float], list[str]] = {}
     for row in rows:
         name, residency = str(row["system"]), str(get_system(str(row["system"])).policy.get("residency", "exact"))
         label, colour, marker = KINDS[residency]
         x, y = float(row["recall"]), float(row["throughput_tokens_per_s"])  # type: ignore[arg-type]
         ax.scatter(x, y, color=colour, marker=marker, s=60, label=None if label in seen else label, zorder=3)
         seen.add(label)
-        ax.annotate(name, (x, y), textcoords="offset points", xytext=(6, 4), fontsize=8)
+        near = [at for at in places if abs(at[0] - x) < 0.004 and abs(math.log(at[1] / y)) < 0.02]
+        places.setdefault(near[0] if near else (x, y), []).append(name)
+    for (x, y), names in places.items():
+        right = any(0 <= a - x < 0.1 and (a, b) != (x, y) and abs(math.log(b / y)) < 0.2 for a, b in places)
+        at, side = ((-7, -3), "right") if right or x == 1 else ((7, -3), "left")
+        ax.annotate(", ".join(names), (x, y), textcoords="offset points", xytext=at, ha=side, fontsize=8)
     ax.set_yscale("log")
     ax.set_xlabel("recall: softmax mass that attention reads")
     ax.set_ylabel("tokens/s of the batch")

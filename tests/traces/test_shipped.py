@@ -68,3 +68,15 @@ def test_documented_statistics(trace: Trace) -> None:
         found = attention_statistics(trace.group("reasoning"), int(size), int(count))
         expected = [float(figure) for figure in figures.split("|") if figure.strip()]
         assert [*found.overlap.values(), found.mass_true, found.mass_exact] == pytest.approx(expected, abs=5.1e-4)
+
+
+def test_one_shipped_trace_has_what_every_system_asks_for() -> None:
+    group = open_trace(resolve("smollm2-135m-extras")).group("reasoning")
+    assert {"true", "mean", "prev_layer", "draft1", "exact"} <= set(group.rankings(16))
+    assert group.has_block_mass(16)
+    cosines, prefill, window = group.query_cos(16), group.prefill_mass(16), group.prompt_window_mass(16)
+    assert cosines is not None
+    assert 0.5 < cosines[1:].mean() < 1
+    assert prefill is not None
+    assert window is not None
+    np.testing.assert_allclose([prefill.sum(-1).mean(), window.sum(-1).mean()], 1, rtol=1e-4)
