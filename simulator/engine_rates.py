@@ -6,6 +6,7 @@ C and B run a kernel kind; H and D are idle or busy. Rate 1 is the engine alone.
 
 from __future__ import annotations
 
+import itertools
 from enum import IntEnum
 
 import numpy as np
@@ -59,32 +60,32 @@ def engine_rates(
 ) -> NDArray[np.float64]:
     """Rates [kind of C, kind of B, H busy, D busy, engine], float64 in (0, 1].
 
-    Measured in pairs. Three at once is an assumption: a kernel's slowdowns multiply (it loses SMs to one and
-    bandwidth to another), a link takes the worse of its two (its limit is one queue, not a sum).
-    Duplex: H and D slow each other as the link's duplex figures say.
+    Measured in pairs; three at once is an assumption. C and B share the multiprocessors as their pair does. A transfer
+    takes from each of them the part that it takes from it alone (rates multiply), and is slowed by each for the share
+    of the multiprocessors that it holds (a mean, weighted by the rates of C and B). H and D slow each other as the
+    link's duplex figures say.
     """
     link = hardware.link
     h_name = "gather" if transport == "gather" else "ce_h2d"
     duplex_h = min(1.0, link.duplex_h2d_bytes_per_s.value / link.h2d_bytes_per_s.value)
     duplex_d = min(1.0, link.duplex_d2h_bytes_per_s.value / link.d2h_bytes_per_s.value)
-    kernels = [kind for kind in Kind if kind]
     beside_link = {
         (kind, engine): _pair(hardware.pairs, kind, name, gather_ctas, batch_size) or ALONE
-        for kind in kernels
+        for kind in Kind
         for engine, name in ((H, h_name), (D, "ce_d2h"))
     }
     rates = np.ones((NUM_KINDS, NUM_KINDS, 2, 2, 4))
-    for c in Kind:
-        for b in Kind:
-            if c and b:
-                rates[c, b, :, :, C], rates[c, b, :, :, B] = _streams(hardware.pairs, c, b, batch_size)
-            for direction, busy in ((H, np.s_[1, :]), (D, np.s_[:, 1])):
-                for engine, kind in ((C, c), (B, b)):
-                    if kind:
-                        kernel_rate, link_rate = beside_link[kind, direction]
-                        state = rates[c, b][busy]
-                        state[:, engine] *= kernel_rate
-                        state[:, direction] = np.minimum(state[:, direction], link_rate)
+    for c, b, h, d in itertools.product(Kind, Kind, (0, 1), (0, 1)):
+        state = rates[c, b, h, d]
+        running = [(engine, kind) for engine, kind in ((C, c), (B, b)) if kind]
+        if len(running) == 2:
+            state[:2] = _streams(hardware.pairs, c, b, batch_size)
+        share = {engine: state[engine] / sum(state[e] for e, _ in running) for engine, _ in running}
+        for direction in [engine for engine, busy in ((H, h), (D, d)) if busy]:
+            for engine, kind in running:
+                state[engine] *= beside_link[kind, direction][0]
+            if running:
+                state[direction] = sum(share[engine] * beside_link[kind, direction][1] for engine, kind in running)
     rates[:, :, 1, 1, H] *= duplex_h
     rates[:, :, 1, 1, D] *= duplex_d
     if not (rates > 0).all():

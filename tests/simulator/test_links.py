@@ -107,6 +107,18 @@ def test_pair_rates_are_linear_in_the_logarithm_of_the_batch_and_constant_beyond
     np.testing.assert_allclose(engine_rates(hardware, "gather", 16, 16)[Kind.TOPK, Kind.GEMM, 0, 0, :2], (0.6, 0.8))
 
 
+def test_three_at_once_multiply_kernels_and_weigh_the_link_by_the_share_of_the_chip():
+    pairs = (
+        _pair("attention", "score", None, (0.2, 0.6)), _pair("attention", "gather", None, (0.9, 0.8), 16),
+        _pair("score", "gather", None, (0.5, 1.0), 16), _pair("attention", "ce_d2h", None, (0.5, 0.7)),
+    )  # fmt: skip
+    rates = engine_rates(H200.model_copy(update={"pairs": pairs}), "gather", 16, 1)[Kind.ATTENTION, Kind.SCORE]
+    # Attention holds 0.2 / 0.8 of the chip, scoring the rest.
+    np.testing.assert_allclose(rates[1, 0], (0.2 * 0.9, 0.6 * 0.5, 0.25 * 0.8 + 0.75 * 1.0, 1.0))
+    duplex_h = H200.link.duplex_h2d_bytes_per_s.value / H200.link.h2d_bytes_per_s.value
+    np.testing.assert_allclose(rates[1, 1][:3], (0.2 * 0.9 * 0.5, 0.6 * 0.5, (0.25 * 0.8 + 0.75) * duplex_h))
+
+
 def test_grids_are_interpolated_within_a_batch_and_rows_without_a_batch_hold_for_all():
     pairs = (
         _pair("gemm", "gather", 8, (0.9, 0.9), 8), _pair("gemm", "gather", 8, (0.7, 0.9), 16),
