@@ -19,6 +19,7 @@ import torch
 from realhw import gpu_pair, linkbench, microbench, numa, pairbench
 from realhw.device import device_info, require_gpu
 from realhw.geometry import GEOMETRIES
+from realhw.host_kv import require_pinnable
 from realhw.measurement import Recorder
 from realhw.workbench import GatherBench
 
@@ -56,6 +57,7 @@ def calibrate(options: CalibrateOptions) -> Path:
 def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None) -> None:
     """Run every micro-benchmark, appending to `raw` as it goes; parts that `raw` has of this very GPU are left out."""
     require_gpu()
+    require_pinnable(pinned_gib << 30)
     nodes, num_gpus = numa.describe(), torch.cuda.device_count()
     if numa_node is not None:
         numa.bind(numa_node)
@@ -82,6 +84,7 @@ def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None
         ("switches", lambda: microbench.bench_switches(recorder, geometry)),
         ("small", lambda: microbench.bench_small(recorder, geometry)),
         ("gemm", lambda: microbench.bench_gemm(recorder, (geometry, GEOMETRIES["Llama-3.1-8B"]))),
+        ("nodes", lambda: linkbench.bench_nodes(recorder, nodes.cpus if nodes.num_nodes > 1 else ())),
         ("two GPUs", lambda: gpu_pair.bench_gpu_pair(recorder, pinned_gib << 30) if num_gpus > 1 else None),
     )
     for name, part in parts:

@@ -28,17 +28,22 @@ def available_host_bytes() -> int:
     return have
 
 
+def require_pinnable(num_bytes: int) -> None:
+    """Raises EnvironmentMissing where the host cannot pin so much."""
+    have = int(HOST_SHARE * available_host_bytes())
+    if num_bytes > have:
+        raise EnvironmentMissing(
+            f"pinned host memory: need {num_bytes / GIB:.1f} GiB, have {have / GIB:.1f} GiB that can be pinned; "
+            f"largest that fits: {have // GIB} GiB"
+        )
+
+
 class HostKv:
     """A pinned buffer of random bf16 values, viewed as the KV of as many requests as it holds."""
 
     def __init__(self, num_bytes: int) -> None:
         """Raises EnvironmentMissing where the host cannot pin so much."""
-        have = int(HOST_SHARE * available_host_bytes())
-        if num_bytes > have:
-            raise EnvironmentMissing(
-                f"pinned host memory: need {num_bytes / GIB:.1f} GiB, have {have / GIB:.1f} GiB that can be pinned; "
-                f"largest that fits: {have // GIB} GiB"
-            )
+        require_pinnable(num_bytes)
         # Not torch's pinned allocator: it rounds up to a power of two.
         self._runtime, pointer = cuda_runtime(), ctypes.c_void_p()
         self._runtime.cudaHostAlloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_uint]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realhw import numa
 from realhw.copy_engine import DEVICE_TO_HOST, HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event, new_stream
 from realhw.graph_timer import Branch, run_branches, summarise, time_launches
@@ -155,6 +157,25 @@ def bench_pack(recorder: Recorder, bench: GatherBench) -> None:
         timing = summarise(samples[3:])
         recorder.add("pack", timing.median_s, timing.spread_s, timing.repetitions, staging.numel() * 8, threads=used)
     torch.set_num_threads(threads)
+
+
+def bench_nodes(recorder: Recorder, nodes: Iterable[int], num_bytes: int = 1 << 28) -> None:
+    """From the memory of each NUMA node, by CPUs of that node: large copies, and a gather by one thread block."""
+    for node in nodes:
+        try:
+            with numa.bound(node):
+                _bench_node(recorder, node, num_bytes)
+        except EnvironmentMissing as error:  # a container that hides a node measures the rest
+            print(error, file=sys.stderr)
+        torch._C._host_emptyCache()  # else the next node's memory is this one's
+
+
+def _bench_node(recorder: Recorder, node: int, num_bytes: int) -> None:
+    bench = GatherBench(num_bytes)
+    copy, gather = bench.copy_h2d(COPY_SIZES[-1]), bench.gather(256, GatherConfig(num_ctas=1))
+    for kind, work, calls in (("node_copy", copy, 64), ("node_gather", gather, 4)):
+        timing = time_launches(work.launches, calls, 7)
+        recorder.add(kind, timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, node=node)
 
 
 def bench_overheads(recorder: Recorder) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from traces.errors import EnvironmentMissing, InputError
 
 NODES = Path("/sys/devices/system/node")
-_MPOL_BIND = 2
+_MPOL_DEFAULT, _MPOL_BIND = 0, 2
 _SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Source: Linux system call tables (arch/x86/entry/syscalls, include/uapi/asm-generic/unistd.h)."""
 
@@ -52,11 +54,30 @@ def bind(node: int) -> None:
     nodes = describe()
     if node not in nodes.cpus:
         raise InputError(f"NUMA node {node}: this machine has {sorted(nodes.cpus) or 'none listed'}")
-    os.sched_setaffinity(0, nodes.cpus[node])
+    try:
+        os.sched_setaffinity(0, nodes.cpus[node])
+    except OSError as error:
+        raise EnvironmentMissing(f"NUMA node {node}: {error.strerror} (none of its CPUs may be used here?)") from error
+    _set_memory_policy(_MPOL_BIND, 1 << node)
+
+
+@contextmanager
+def bound(node: int) -> Iterator[None]:
+    """`bind` for a while; memory that was taken meanwhile stays where it is."""
+    cpus = os.sched_getaffinity(0)
+    try:
+        bind(node)
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+        _set_memory_policy(_MPOL_DEFAULT, 0)
+
+
+def _set_memory_policy(mode: int, nodes: int) -> None:
     number = _SYS_SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         raise EnvironmentMissing(f"{os.uname().machine}: memory binding is known for x86_64 and aarch64 only")
-    mask = ctypes.c_ulong(1 << node)
-    status = ctypes.CDLL(None, use_errno=True).syscall(number, _MPOL_BIND, ctypes.byref(mask), 64)
+    mask = ctypes.c_ulong(nodes)
+    status = ctypes.CDLL(None, use_errno=True).syscall(number, mode, ctypes.byref(mask) if nodes else None, 64)
     if status != 0:
         raise EnvironmentMissing(f"set_mempolicy: {os.strerror(ctypes.get_errno())}")

@@ -239,6 +239,7 @@ class _Builder:
         fastest = max(self._raw.select("pack"), key=lambda r: r.num_bytes / r.median)
         what = f"index_select of 4,096 scattered 8 KiB blocks, {fastest.params['threads']} threads"
         figures = {"pack_bytes_per_s": self._rate(fastest, what)}
+        figures |= self._far_memory()
         both = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0, 1])
         alone = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0])
         if both and both[0].num_bytes / both[0].median < SHARED_BELOW * 2 * alone[0].num_bytes / alone[0].median:
@@ -246,6 +247,23 @@ class _Builder:
             what = "16 MiB copies to two GPUs at once, together less than twice one"
             figures["switch_bytes_per_s"] = self._rate(both[0], what)
         return figures
+
+    def _far_memory(self) -> dict[str, Figure]:
+        """The slowest node's copies, and what a read of its memory takes longer than one of the fastest's."""
+        copies = sorted(self._raw.select("node_copy"), key=lambda r: r.median)
+        if len(copies) < 2:
+            return {}
+        near, far = copies[0].params["node"], copies[-1].params["node"]
+        reads = {node: self._raw.one("node_gather", node=node) for node in (near, far)}
+        in_flight = self._raw.one("gather", ctas=1).params["in_flight_bytes"]
+        latency = {node: in_flight * r.median / r.num_bytes for node, r in reads.items()}
+        more = max(0.0, latency[far] - latency[near])
+        spread = in_flight * reads[far].spread / reads[far].num_bytes
+        what = f"memory of NUMA node {far} against that of node {near}, the fastest"
+        return {
+            "far_h2d_bytes_per_s": self._rate(copies[-1], f"16 MiB copies from {what}"),
+            "far_latency_s": self._figure(more, f"reads of one thread block, {what}", spread, reads[far].repetitions),
+        }
 
     def _nvlink(self) -> dict[str, Figure]:
         copies = self._raw.select("peer_copy")

@@ -32,9 +32,14 @@ class Work:
     num_bytes: int
 
 
-def num_sets(num_bytes: int) -> int:
-    """Buffer sets so that they exceed `ROTATION_BYTES` together, 2 to 256."""
-    return max(2, min(256, -(-ROTATION_BYTES // num_bytes)))
+def num_sets(num_bytes: int, hbm_bytes: int | None = None) -> int:
+    """Buffer sets that exceed `ROTATION_BYTES` together, or a sixteenth of a small GPU's memory: 1 to 256.
+
+    Two at least, so that none is found in the cache, unless two would not leave room for anything else.
+    """
+    have = hbm_bytes or torch.cuda.get_device_properties(0).total_memory
+    rotation = min(ROTATION_BYTES, have // 16)
+    return max(2 if 2 * num_bytes < have // 2 else 1, min(256, -(-rotation // num_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

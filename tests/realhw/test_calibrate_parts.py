@@ -1,9 +1,11 @@
 """Parts of calibration that need no GPU."""
 
+import os
+
 import pytest
 import torch
 
-from realhw import calibrate, numa
+from realhw import calibrate, host_kv, numa
 from realhw.graph_timer import summarise
 from realhw.pairbench import overlap_rates
 from realhw.workbench import num_sets
@@ -27,9 +29,13 @@ def test_summary_is_the_median_and_interquartile_range_per_call():
 
 
 def test_buffer_sets_exceed_the_cache_and_stay_few():
-    assert num_sets(1 << 30) == 8
-    assert num_sets(1 << 40) == 2
-    assert num_sets(1024) == 256
+    h200, rtx_4090 = 140 << 30, 24 << 30
+    assert num_sets(1 << 30, h200) == 8
+    assert num_sets(9 << 30, h200) == 2
+    assert num_sets(1024, h200) == 256
+    # Four products and two kernels at once must fit beside each other.
+    assert num_sets(1 << 28, rtx_4090) == 6
+    assert num_sets(8 << 30, rtx_4090) == 1
 
 
 def test_numa_nodes_are_read_from_the_kernel_s_lists(tmp_path):
@@ -42,6 +48,26 @@ def test_numa_nodes_are_read_from_the_kernel_s_lists(tmp_path):
     assert two.num_nodes == 2
     assert two.summary() == "2 NUMA nodes: 0 (4 CPUs), 1 (4 CPUs)"
     assert "one NUMA node" in numa.describe(tmp_path / "none").summary()
+
+
+def test_a_bound_block_gives_the_cpus_and_the_memory_policy_back():
+    before = os.sched_getaffinity(0)
+    node = next(iter(numa.describe().cpus), None)
+    if node is None:
+        pytest.skip("the kernel lists no node")
+    try:
+        with numa.bound(node):
+            assert os.sched_getaffinity(0) <= numa.describe().cpus[node]
+    except EnvironmentMissing:
+        pytest.skip("set_mempolicy is not allowed here")
+    assert os.sched_getaffinity(0) == before
+
+
+def test_more_pinned_memory_than_the_host_has_is_refused_with_what_fits(monkeypatch):
+    monkeypatch.setattr(host_kv, "available_host_bytes", lambda: 10 << 30)
+    host_kv.require_pinnable(8 << 30)
+    with pytest.raises(EnvironmentMissing, match=r"need 9.0 GiB, have 8.0 GiB .* largest that fits: 8 GiB"):
+        host_kv.require_pinnable(9 << 30)
 
 
 def test_binding_to_a_node_that_is_not_there_is_named():

@@ -131,6 +131,22 @@ def test_two_gpus_give_nvlink_and_a_switch_only_where_they_share_one(raw):
     assert shared.host.switch_bytes_per_s.value == pytest.approx(70e9, rel=1e-4)
 
 
+def test_a_second_numa_node_gives_far_figures(raw):
+    def of(node, copy_bytes_per_s, read_s):
+        size, in_flight = 16 << 20, raw.one("gather", ctas=1).params["in_flight_bytes"]
+        return [
+            Measurement("node_copy", size / copy_bytes_per_s, 0.0, 7, size, params={"node": node}),
+            Measurement("node_gather", 64 * read_s, 0.0, 7, 64 * in_flight, params={"node": node}),
+        ]
+
+    host = _with_rows(raw, *of(0, 40e9, 3.5e-6), *of(1, 55e9, 2.5e-6)).host
+    assert host.far_h2d_bytes_per_s.value == pytest.approx(40e9, rel=1e-4)
+    assert host.far_latency_s.value == pytest.approx(1e-6, rel=1e-4)
+    assert not host.far_latency_s.assumption
+    assert "node 0 against that of node 1" in host.far_latency_s.source
+    assert _with_rows(raw, *of(0, 40e9, 3.5e-6)).host.far_latency_s == load_hardware("h200-sxm").host.far_latency_s
+
+
 def test_submissions_towards_the_host_do_not_become_figures_of_fetches(raw, profile):
     of = {"method": "batched", "count": 1024, "direction": "d2h"}
     again = _with_rows(raw, Measurement("submit_engine", 1e-3, 0.0, 6, 8192, params=of))
