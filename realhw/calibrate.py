@@ -10,18 +10,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from realhw import gpu_pair, linkbench, microbench, numa, pairbench
+from realhw import forkbench, gpu_pair, linkbench, microbench, numa, pairbench
 from realhw.device import device_info, require_gpu
 from realhw.geometry import GEOMETRIES
 from realhw.host_kv import require_pinnable
 from realhw.measurement import Recorder
 from realhw.workbench import GatherBench
+from traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,13 @@ def calibrate(options: CalibrateOptions) -> Path:
     return options.out
 
 
-def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None) -> None:
-    """Run every micro-benchmark, appending to `raw` as it goes; parts that `raw` has of this very GPU are left out."""
+def measure_machine(
+    raw: Path, pinned_gib: int = 2, numa_node: int | None = None, only: Sequence[str] | None = None
+) -> None:
+    """Run every micro-benchmark, appending to `raw` as it goes; parts that `raw` has of this very GPU are left out.
+
+    only: names of the parts to run; null: all.
+    """
     require_gpu()
     require_pinnable(pinned_gib << 30)
     nodes, num_gpus = numa.describe(), torch.cuda.device_count()
@@ -79,6 +85,7 @@ def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None
         ("packing", lambda: linkbench.bench_pack(recorder, bench)),
         ("overheads", lambda: linkbench.bench_overheads(recorder)),
         ("pairs", lambda: pairbench.bench_pairs(recorder, bench, geometry)),
+        ("forks", lambda: forkbench.bench_forks(recorder, geometry)),
         ("selection", lambda: microbench.bench_selection(recorder, geometry)),
         ("attention", lambda: microbench.bench_attention(recorder, geometry)),
         ("switches", lambda: microbench.bench_switches(recorder, geometry)),
@@ -87,8 +94,11 @@ def measure_machine(raw: Path, pinned_gib: int = 2, numa_node: int | None = None
         ("nodes", lambda: linkbench.bench_nodes(recorder, nodes.cpus if nodes.num_nodes > 1 else ())),
         ("two GPUs", lambda: gpu_pair.bench_gpu_pair(recorder, pinned_gib << 30) if num_gpus > 1 else None),
     )
+    unknown = set(only or ()) - {name for name, _ in parts}
+    if unknown:
+        raise InputError(f"parts {sorted(unknown)}: known are {', '.join(name for name, _ in parts)}")
     for name, part in parts:
-        if name in recorder.finished:
+        if name in recorder.finished or (only is not None and name not in only):
             continue
         began = time.perf_counter()
         part()
@@ -102,9 +112,10 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="JSONL file of measurements")
     parser.add_argument("--pinned-gib", type=int, default=2)
     parser.add_argument("--numa-node", type=int)
+    parser.add_argument("--parts", nargs="+", help="names of the parts to measure")
     options = parser.parse_args()
     began = time.perf_counter()
-    measure_machine(options.raw, options.pinned_gib, options.numa_node)
+    measure_machine(options.raw, options.pinned_gib, options.numa_node, options.parts)
     print(json.dumps({"raw": str(options.raw), "seconds": round(time.perf_counter() - began, 1)}))
 
 

@@ -179,26 +179,8 @@ def _bench_node(recorder: Recorder, node: int, num_bytes: int) -> None:
 
 
 def bench_overheads(recorder: Recorder) -> None:
-    """Graph launch, and a dependency between two streams of a graph."""
+    """Launch of a graph by the CPU, to its end."""
     value = torch.zeros(1, device="cuda")
-    streams = (new_stream(), new_stream())
-
-    def chain() -> None:
-        current = torch.cuda.current_stream()
-        for stream in streams:
-            ready = new_event()
-            ready.record(current)
-            stream.wait_event(ready)
-            with torch.cuda.stream(stream):
-                value.fill_(0.0)
-            done = new_event()
-            done.record(stream)
-            current.wait_event(done)
-            with torch.cuda.stream(current):
-                value.fill_(1.0)
-
-    timing = time_launches([chain], 50, 9)
-    recorder.add("cross_stream_pair", timing.median_s / 4, timing.spread_s / 4, timing.repetitions)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         value.fill_(0.0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +23,30 @@ TARGET_S = 4e-3
 ROUNDS = 32
 BATCHES = (1, 8, 32, 64)
 GATHER_CTAS = (2, 4, 8, 16)
-GATHER_BLOCKS_PER_REQUEST = 32
-"""Blocks of one launch: what a layer fetches of 8 KV heads at 3 % of K = 128."""
+GATHER_BLOCKS = (256, 2048)
+"""Blocks of a short and a long launch: how long a launch waits for a multiprocessor, and its rate from then on."""
 COPY_BYTES = 1 << 20
 WORKING_SET_TOKENS, SCORED_BLOCKS = 2064, 1030
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What runs beside a kernel, on a stream of its priority."""
+
+    name: str
+    work: Work
+    priority: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+
+
 def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry) -> None:
     """{GEMM, attention, score, top-K} x {copies each way, gather of 2 to 16}, {GEMM, attention} x {score, top-K}."""
-    copies = [("ce_h2d", bench.copy_h2d(COPY_BYTES)), ("ce_d2h", bench.copy_d2h(COPY_BYTES))]
+    sides = [Side("ce_h2d", bench.copy_h2d(COPY_BYTES)), Side("ce_d2h", bench.copy_d2h(COPY_BYTES))]
+    for ctas, blocks in itertools.product(GATHER_CTAS, GATHER_BLOCKS):
+        work = bench.gather(blocks, GatherConfig(num_ctas=ctas))
+        sides.append(Side("gather", work, PRIORITY["H"], {"ctas": ctas, "blocks": blocks}))
+    sides_alone = [_alone(side.work) for side in sides]
     for batch in BATCHES:
-        blocks = GATHER_BLOCKS_PER_REQUEST * batch
-        gathers = [(n, bench.gather(blocks, GatherConfig(num_ctas=n))) for n in GATHER_CTAS]
-        sides: list[tuple[str, int | None, Work, int]] = [
-            *((name, None, work, 0) for name, work in copies),
-            *(("gather", n, work, PRIORITY["H"]) for n, work in gathers),
-        ]
-        sides_alone = [_alone(work) for _, _, work, _ in sides]
         kernels: dict[str, Work] = {
             "gemm": layer_products(geometry, 2 * batch),
             "attention": attention_work(geometry, batch, WORKING_SET_TOKENS, 2),
@@ -44,14 +54,14 @@ def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry)
             "topk": topk_work(geometry, batch, SCORED_BLOCKS, 128),
         }
         alone = {name: _alone(work) for name, work in kernels.items()}
-        for (side, ctas, work, priority), side_alone in zip(sides, sides_alone, strict=True):
+        for side, side_alone in zip(sides, sides_alone, strict=True):
             for name, kernel in kernels.items():
-                _pair(recorder, batch, name, kernel, alone[name], side, ctas, work, side_alone, priority)
+                _pair(recorder, batch, name, kernel, alone[name], side, side_alone)
         for name in ("gemm", "attention"):
-            for side in ("score", "topk"):
-                kernel, work = kernels[name], kernels[side]
-                _pair(recorder, batch, name, kernel, alone[name], side, None, work, alone[side], PRIORITY["B"])
-                _round(recorder, batch, name, kernel, 4 if name == "gemm" else 1, side, work)
+            for other in ("score", "topk"):
+                side = Side(other, kernels[other], PRIORITY["B"])
+                _pair(recorder, batch, name, kernels[name], alone[name], side, alone[other])
+                _round(recorder, batch, name, kernels[name], 4 if name == "gemm" else 1, other, kernels[other])
 
 
 def layer_products(geometry: ModelGeometry, rows: int) -> Work:
@@ -70,14 +80,14 @@ def _alone(work: Work) -> float:
 
 
 def _pair(
-    recorder: Recorder, batch: int, name: str, kernel: Work, kernel_s: float, side: str, ctas: int | None, work: Work,
-    side_s: float, priority: int,
+    recorder: Recorder, batch: int, name: str, kernel: Work, kernel_s: float, side: Side, side_s: float
 ) -> None:  # fmt: skip
     first = Branch(kernel.launches, max(4, round(TARGET_S / kernel_s)))
-    second = Branch(work.launches, max(4, round(TARGET_S / side_s)), priority)
+    second = Branch(side.work.launches, max(4, round(TARGET_S / side_s)), side.priority)
     both = run_branches([first, second], 7)
     rates = np.array([overlap_rates(a, b, first.calls * kernel_s, second.calls * side_s) for a, b in both])
-    _record(recorder, "pair", rates, batch, name, side, ctas)
+    params = {"ctas": None, **side.params, "kernel_alone_s": kernel_s, "beside_alone_s": side_s}
+    _record(recorder, "pair", rates, batch, name, side.name, params)
 
 
 def _round(
@@ -88,7 +98,7 @@ def _round(
     first_s, second_s = (float(np.median(_mean_rounds([branch])[:, 0])) for branch in (first, second))
     both = _mean_rounds([first, second])
     rates = np.array([overlap_rates(a, b, first_s, second_s) for a, b in both])
-    _record(recorder, "pair_round", rates, batch, name, side, None)
+    _record(recorder, "pair_round", rates, batch, name, side, {"ctas": None})
     for which, column in (("kernel", 0), ("beside", 1)):
         recorder.add(
             "round", float(np.median(both[:, column])), float(np.diff(np.percentile(both[:, column], [25, 75]))[0]),
@@ -103,13 +113,13 @@ def _mean_rounds(branches: list[Branch]) -> np.ndarray:
 
 
 def _record(
-    recorder: Recorder, kind: str, rates: np.ndarray, batch: int, name: str, side: str, ctas: int | None
+    recorder: Recorder, kind: str, rates: np.ndarray, batch: int, name: str, side: str, params: dict[str, Any]
 ) -> None:
     low, mid, high = np.percentile(rates, [25, 50, 75], axis=0)
     for column, which in enumerate(("kernel_rate", "beside_rate")):
         recorder.add(
             kind, float(mid[column]), float((high - low)[column]), len(rates), unit="1", which=which, kernel=name,
-            beside=side, ctas=ctas, batch=batch,
+            beside=side, batch=batch, **params,
         )  # fmt: skip
 
 
