@@ -145,7 +145,7 @@ def bench_link(bench: Bench, link: GatherBench) -> None:
     for ctas in (1, 2, 4, 8, 16):
         for in_flight, warps in ((8 * KIB, 4), (32 * KIB, 8), (64 * KIB, 16)):
             work = link.gather(2048, GatherConfig(ctas, in_flight, warps))
-            timing = time_launches(work.launches, max(1, ctas // 4), 5)
+            timing = time_launches(work.launches, len(work.launches), 5)
             bench.figure("gather", work.num_bytes, timing, "h2d", ctas=ctas, in_flight_bytes=in_flight, warps=warps)
     for batch in (16, 64):
         for per_token in (False, True):

@@ -45,23 +45,18 @@ def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
     for ctas in GATHER_CTAS:
         config = GatherConfig(num_ctas=ctas)
         work = bench.gather(256 * max(1, min(ctas, 8)), config)
-        timing = time_launches(work.launches, 4, 7)
+        timing = time_launches(work.launches, len(work.launches), 5)
         recorder.add(
             "gather", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, ctas=ctas,
             in_flight_bytes=config.in_flight_bytes,
         )  # fmt: skip
     for blocks in (0, 16, 64, 256, 1024, 4096):
         work = bench.gather(blocks, GatherConfig())
-        timing = time_launches(work.launches, 16, 7)
+        timing = time_launches(work.launches, len(work.launches), 5)
         recorder.add(
-            "gather_size",
-            timing.median_s,
-            timing.spread_s,
-            timing.repetitions,
-            work.num_bytes,
-            blocks=blocks,
+            "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks,
             ctas=GatherConfig().num_ctas,
-        )
+        )  # fmt: skip
 
 
 def bench_submission(recorder: Recorder, bench: GatherBench) -> None:

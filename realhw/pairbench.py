@@ -18,11 +18,12 @@ from realhw.measurement import Recorder
 from realhw.schedule import PRIORITY
 from realhw.workbench import GatherBench, Work, attention_work, score_work, topk_work, weight_sets
 
-TARGET_S = 4e-3
-"""Each branch alone takes about this long, so that the two end together unless they slow each other."""
+TARGET_S = 8e-3
+"""Each branch alone takes about this long, so that the two end together unless they slow each other. A gather reads
+more host memory in it than a CPU caches."""
 ROUNDS = 32
 BATCHES = (1, 8, 32, 64)
-GATHER_CTAS = (2, 4, 8, 16)
+GATHER_CTAS = (4, 8, 16)
 GATHER_BLOCKS = (256, 2048)
 """Blocks of a short and a long launch: how long a launch waits for a multiprocessor, and its rate from then on."""
 COPY_BYTES = 1 << 20
@@ -40,7 +41,7 @@ class Side:
 
 
 def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry) -> None:
-    """{GEMM, attention, score, top-K} x {copies each way, gather of 2 to 16}, {GEMM, attention} x {score, top-K}."""
+    """{GEMM, attention, score, top-K} x {copies each way, gather of 4, 8, 16}, {GEMM, attention} x {score, top-K}."""
     sides = [Side("ce_h2d", bench.copy_h2d(COPY_BYTES)), Side("ce_d2h", bench.copy_d2h(COPY_BYTES))]
     for ctas, blocks in itertools.product(GATHER_CTAS, GATHER_BLOCKS):
         work = bench.gather(blocks, GatherConfig(num_ctas=ctas))
@@ -76,7 +77,7 @@ def _alone(work: Work) -> float:
     """Seconds per launch in a graph of its own, as long as the pair's graph."""
     once = float(np.median(run_branches([Branch(work.launches, 16)], 3)[:, 0])) / 16
     calls = max(4, round(TARGET_S / once))
-    return float(np.median(run_branches([Branch(work.launches, calls)], 7)[:, 0])) / calls
+    return float(np.median(run_branches([Branch(work.launches, calls)], 5)[:, 0])) / calls
 
 
 def _pair(
@@ -84,7 +85,7 @@ def _pair(
 ) -> None:  # fmt: skip
     first = Branch(kernel.launches, max(4, round(TARGET_S / kernel_s)))
     second = Branch(side.work.launches, max(4, round(TARGET_S / side_s)), side.priority)
-    both = run_branches([first, second], 7)
+    both = run_branches([first, second], 5)
     rates = np.array([overlap_rates(a, b, first.calls * kernel_s, second.calls * side_s) for a, b in both])
     params = {"ctas": None, **side.params, "kernel_alone_s": kernel_s, "beside_alone_s": side_s}
     _record(recorder, "pair", rates, batch, name, side.name, params)

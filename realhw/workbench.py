@@ -20,6 +20,9 @@ from realhw.kernels.writeback.api import write_back
 ROTATION_BYTES = 8 << 30
 """Bytes that a launch sequence walks through before it repeats: many times the L2, and as scattered as a model."""
 
+WALK_BYTES = 1 << 29
+"""Host memory that gathers walk through before they repeat: more than a server CPU caches."""
+
 SMALL_SETS = 96
 """Sets of inputs that are about a megabyte each: together more than the L2."""
 
@@ -203,17 +206,20 @@ class GatherBench:
         self.host.view(torch.int32).random_(0, 1 << 30)
         self.pool = torch.empty(1 << 16, 2, block_size, head_dim, dtype=torch.bfloat16, device="cuda")
 
-    def gather(self, num_blocks: int, config: GatherConfig, num_lists: int = 8) -> Work:
-        """Gather of `num_blocks` random blocks per launch."""
+    def gather(self, num_blocks: int, config: GatherConfig) -> Work:
+        """Gather of `num_blocks` random blocks per launch; launches take other blocks until `WALK_BYTES` are read."""
         count = torch.tensor([num_blocks], dtype=torch.int32, device="cuda")
+        order = torch.randperm(self.num_host_blocks, device="cuda", dtype=torch.int32)
+        walked = min(self.num_host_blocks, WALK_BYTES // self.block_bytes)
+        num_lists = max(1, min(256, walked // max(1, num_blocks)))
 
-        def launch() -> Launch:
+        def launch(i: int) -> Launch:
             entries = torch.zeros(num_blocks, 3, dtype=torch.int32, device="cuda")
-            entries[:, 1] = torch.randint(0, self.num_host_blocks, (num_blocks,), device="cuda", dtype=torch.int32)
+            entries[:, 1] = order[i * num_blocks : (i + 1) * num_blocks]
             entries[:, 2] = torch.randperm(self.pool.shape[0] - 1, device="cuda")[:num_blocks].int()
             return lambda: gather_blocks(self.host, self.pool, entries, count, 0, self.pool.shape[0], config)
 
-        return Work([launch() for _ in range(num_lists)], num_blocks * self.block_bytes)
+        return Work([launch(i) for i in range(num_lists)], num_blocks * self.block_bytes)
 
     def copy_h2d(self, num_bytes: int) -> Work:
         """One contiguous copy per launch, walking through the host buffer."""
@@ -226,7 +232,7 @@ class GatherBench:
     def _copies(self, num_bytes: int, copy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Work:
         host = self.host.view(-1).view(torch.uint8)
         pool = self.pool.view(-1).view(torch.uint8)
-        lanes = max(1, min(64, host.numel() // num_bytes))
+        lanes = max(1, min(512, host.numel() // num_bytes))
 
         def launch(i: int) -> Launch:
             source = host[i * num_bytes : (i + 1) * num_bytes]
