@@ -84,6 +84,8 @@ def source(point: ExperimentSpec, swept: Sequence[str] = ()) -> str:
     serving = point.serving
     assert serving is not None, "not a serving run"
     what = Path(serving.requests).name if serving.requests is not None else f"{serving.lengths} lengths"
+    if serving.requests is None and serving.prompt_tokens and serving.output_tokens:
+        what = f"{serving.prompt_tokens:,} prompt and {serving.output_tokens:,} output tokens"
     rate = f" at {serving.rate_per_s:g}/s" if serving.rate_per_s and "serving.rate_per_s" not in swept else ""
     return f"requests of {what}, arrivals {serving.arrival_process}{rate}"
 

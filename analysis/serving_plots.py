@@ -1,0 +1,184 @@
+"""Serving runs: latency, throughput and promises kept against the arrival rate, and how latencies are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import style
+from analysis.load import Run
+from analysis.selection import NotDrawn
+from traces.errors import InputError
+
+RATE = "serving.rate_per_s"
+LINE_STYLES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 2)))
+"""Settings in one picture of distributions; more cannot be told apart."""
+
+
+def is_serving(run: Run) -> bool:
+    return "slo_attainment" in run.results
+
+
+def drawings(run: Run) -> dict[str, Callable[[], Figure]]:
+    return {"serving-rates": lambda: draw_rates(run), "serving-latency": lambda: draw_latencies(run)}
+
+
+@style.styled
+def draw_rates(run: Run) -> Figure:
+    """Quantiles of TTFT and TPOT, throughput and SLO attainment over the rate, a line per system.
+
+    Raises `NotDrawn` without two rates of one system.
+    """
+    rows = run.results[run.results["status"] == "ok"]
+    if RATE not in rows or rows.groupby("system")[RATE].nunique().max() < 2:
+        raise NotDrawn(f"no system ran at two values of {RATE}")
+    others = _swept_besides(rows)
+    if others:
+        raise NotDrawn(f"points differ in {', '.join(others)} besides the rate")
+    systems = list(dict.fromkeys(rows["system"]))
+    looks = style.system_looks(systems)
+    figure = Figure(figsize=(style.WIDTH_IN, 6.2), dpi=style.DPI)
+    (ttft, tpot), (throughput, kept) = figure.subplots(2, 2, sharex=True)
+    for system in systems:
+        line, look = rows[rows["system"] == system].sort_values(RATE), looks[system]
+        for axes, columns, scale in (
+            (ttft, ("ttft_p50_s", "ttft_p99_s"), 1.0),
+            (tpot, ("tpot_p50_s", "tpot_p99_s"), 1e3),
+            (throughput, ("throughput_tokens_per_s",), 1.0),
+            (kept, ("slo_attainment",), 100.0),
+        ):
+            for column, dashes in zip(columns, ("-", (0, (4, 2))), strict=False):
+                axes.plot(
+                    line[RATE], line[column] * scale, color=look.color, marker=look.marker, ms=4, lw=1.3, ls=dashes
+                )
+    ttft.set_yscale("log")
+    ttft.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    for axes, title in (
+        (ttft, "time to first token (s)"),
+        (tpot, "time per output token (ms)"),
+        (throughput, "output tokens per second"),
+        (kept, "requests within the SLO (%)"),
+    ):
+        axes.set_title(title, loc="left")
+        axes.grid(True)
+        if axes is not ttft:
+            axes.set_ylim(bottom=0)
+    kept.set_ylim(0, 103)
+    for axes in (throughput, kept):
+        axes.set_xlabel("arrivals per second")
+        axes.set_xlim(left=0)
+    handles = [Line2D([], [], color=looks[s].color, marker=looks[s].marker, ms=4, lw=1.3, label=s) for s in systems]
+    handles += [
+        Line2D([], [], color=style.QUIET, lw=1.3, label="median"),
+        Line2D([], [], color=style.QUIET, lw=1.3, ls=(0, (4, 2)), label="99th percentile"),
+    ]
+    style.frame_figure(figure, _title(rows), _subtitle(run), _notes(run, rows), handles, 5)
+    return figure
+
+
+@style.styled
+def draw_latencies(run: Run) -> Figure:
+    """Cumulative distributions of TTFT and TPOT over requests: a colour per system, a line style per setting.
+
+    Raises `NotDrawn` without request files.
+    """
+    curves = list(_requests(run))
+    if not curves:
+        raise NotDrawn("no request files beside the results")
+    settings = list(dict.fromkeys(setting for _, setting, _ in curves))
+    looks = style.system_looks(list(dict.fromkeys(system for system, _, _ in curves)))
+    figure = Figure(figsize=(style.WIDTH_IN, 4.4), dpi=style.DPI)
+    panels = figure.subplots(1, 2, sharey=True)
+    for system, setting, requests in curves:
+        if setting not in settings[: len(LINE_STYLES)]:
+            continue
+        dashes = LINE_STYLES[settings.index(setting)]
+        for axes, column, scale in zip(panels, ("ttft_s", "tpot_s"), (1.0, 1e3), strict=True):
+            values = np.sort(requests[column].dropna().to_numpy()) * scale
+            share = np.arange(1, len(values) + 1) / max(1, len(values)) * 100
+            axes.step(values, share, where="post", color=looks[system].color, ls=dashes, lw=1.2)
+    panels[0].set_xscale("log")
+    panels[0].xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    panels[0].set_xlabel("time to first token (s)")
+    panels[1].set_xlabel("time per output token (ms)")
+    panels[0].set_ylabel("requests (%)")
+    for axes in panels:
+        axes.grid(True)
+        axes.set_ylim(0, 101)
+    handles = [Line2D([], [], color=look.color, lw=1.6, label=system) for system, look in looks.items()]
+    if settings != [""]:
+        shown = zip(settings, LINE_STYLES, strict=False)
+        handles += [Line2D([], [], color=style.QUIET, ls=dashes, lw=1.2, label=text) for text, dashes in shown]
+    left_out = len(settings) - len(LINE_STYLES)
+    notes = [f"{left_out} more setting(s) are not drawn."] if left_out > 0 else []
+    style.frame_figure(figure, "How latencies are distributed over requests", _subtitle(run), notes, handles, 5)
+    return figure
+
+
+def _requests(run: Run) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(system, what sets the point apart, finished requests) of each point that has a file."""
+    ok = run.results[run.results["status"] == "ok"]
+    varied = [c for c in ok.columns if "." in c and ok[c].nunique() > 1]
+    for _, row in ok.iterrows():
+        paths = (run.folder / "requests" / f"{row['point_key'][:12]}.parquet", run.folder / "requests.parquet")
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            continue
+        try:
+            table = pq.read_table(path).to_pandas()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: not readable as parquet: {error}") from error
+        given = [f"{_short(c)} {style.value_text(row[c])}" for c in varied if pd.notna(row[c])]
+        yield str(row["system"]), ", ".join(given), table[table["status"] == "ok"]
+
+
+def _short(column: str) -> str:
+    return {RATE: "arrivals/s"}.get(column, column.rpartition(".")[2].replace("_", " "))
+
+
+def _swept_besides(rows: pd.DataFrame) -> list[str]:
+    """Parameters other than the rate of which one system has several values."""
+    columns = [
+        c for c in rows.columns if c not in ("system", RATE) and ("." in c or c in ("model", "hardware", "trace"))
+    ]
+    return [c for c in columns if rows.groupby("system")[c].nunique().max() > 1]
+
+
+def _title(rows: pd.DataFrame) -> str:
+    """Which system keeps its promises to the highest rate."""
+    share = 0.9
+    keeps = rows[rows["slo_attainment"] >= share].groupby("system")[RATE].max()
+    if keeps.empty:
+        return f"No system keeps the SLO for {share:.0%} of requests at any rate that ran"
+    best = keeps[keeps == keeps.max()].index.tolist()
+    names = " and ".join(best) if len(best) < len(rows["system"].unique()) or len(best) == 1 else "every system"
+    keep = "keeps" if len(best) == 1 or names == "every system" else "keep"
+    return f"{names} {keep} the SLO for {share:.0%} of requests up to {keeps.max():g} arrivals per second"
+
+
+def _subtitle(run: Run) -> str:
+    serving, first = run.config.get("serving") or {}, run.results.iloc[0]
+    requests = serving.get("requests")
+    what = Path(str(requests)).name if requests else f"{serving.get('lengths')} lengths"
+    if not requests and serving.get("prompt_tokens") and serving.get("output_tokens"):
+        what = f"{serving['prompt_tokens']:,} prompt and {serving['output_tokens']:,} output tokens"
+    slo = f"SLO {serving.get('slo_ttft_s')} s to the first token, {serving.get('slo_tpot_s')} s per token"
+    gpus = f"{first['placement.num_gpus']:g} x " if first["placement.num_gpus"] > 1 else ""
+    return f"{first['model']} on {gpus}{first['hardware']} · {what} · {slo}"
+
+
+def _notes(run: Run, rows: pd.DataFrame) -> list[str]:
+    notes = []
+    refused = int(rows["num_refused"].max())
+    if refused:
+        notes.append(f"Up to {refused:,} requests of a point can never fit; they count as outside the SLO.")
+    failed = len(run.results) - len(rows)
+    if failed:
+        notes.append(f"{failed} point(s) did not run and are not drawn.")
+    return notes

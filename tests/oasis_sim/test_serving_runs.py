@@ -1,0 +1,62 @@
+"""`run` and `sweep` over serving keys: files, card, table, refusals, the same bytes at any number of processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from oasis_sim.verbs.run import run
+from oasis_sim.verbs.sweep import sweep
+from traces.errors import InputError
+
+KEYS = [
+    "model=Qwen3-0.6B",
+    "serving.arrivals=poisson",
+    "serving.num_requests=16",
+    "serving.prompt_tokens=3000",
+    "serving.output_tokens=8",
+]
+
+
+def test_run_writes_every_request_and_prints_a_card(tmp_path, capsys):
+    assert run(None, {}, [*KEYS, "serving.rate_per_s=20"], str(tmp_path / "r"), as_json=False, quiet=True) == 0
+    card = capsys.readouterr().out
+    assert "time to first token" in card
+    assert "goodput" in card
+    table = pq.read_table(tmp_path / "r" / "requests.parquet")
+    assert table.num_rows == 16
+    row = json.loads((tmp_path / "r" / "points.jsonl").read_text())
+    assert row["serving.rate_per_s"] == 20.0
+    assert row["workload.batch_size"] is None
+
+
+def test_a_sweep_has_the_same_bytes_at_any_number_of_processes(tmp_path, capsys):
+    keys = [*KEYS, "serving.rate_per_s=10,40"]
+    for jobs in (1, 2):
+        out = str(tmp_path / str(jobs))
+        assert sweep(None, {"--system": ["oasiskv"]}, keys, out, as_json=False, quiet=True, num_jobs=jobs) == 0
+    assert "rate per s" in capsys.readouterr().out
+    names = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1" / "requests").iterdir())
+    assert len(names) == 2
+    for name in ("results.parquet", *names):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    file = tmp_path / "requests.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,900000,10\n")
+    with pytest.raises(InputError, match="no request fits: request 0"):
+        run(None, {}, [f"serving.requests={file}"], str(tmp_path / "r"), as_json=True, quiet=True)
+    assert not Path(tmp_path / "r").exists()
+    with pytest.raises(InputError, match="--timeline"):
+        run(None, {}, [*KEYS, "serving.rate_per_s=20"], str(tmp_path / "r"), True, True, timeline_steps=3)
+
+
+def test_the_written_config_asks_for_the_same_run(tmp_path, capsys):
+    for out, file in (("a", None), ("b", str(tmp_path / "a" / "config.yaml"))):
+        assert run(file, {}, [] if file else [*KEYS, "serving.rate_per_s=20"], str(tmp_path / out), True, True) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["point_key"] == second["point_key"]
