@@ -103,6 +103,11 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     require_tier(hardware, placement)
     if experiment.serving is not None:
         _require_served(policy, experiment.system)
+    if experiment.serving is not None and experiment.serving.disaggregation == "first-set" and not policy.offloads:
+        raise InputError(
+            f"serving.disaggregation first-set: system {experiment.system} keeps its KV in HBM and needs all of it "
+            "first; use full-push or layer-push"
+        )
     if experiment.serving is not None and placement.kv_tier != "host":
         raise InputError(
             f"placement.kv_tier {placement.kv_tier}: serving runs keep the full KV in host memory, use host"

@@ -115,7 +115,7 @@ class RequestLog:
         self._count(-1)
         self._record(request, NEVER_FITS, dict.fromkeys(self._times))
 
-    def iteration(self, batch: Batch, seconds: float) -> None:
+    def iteration(self, batch: Batch) -> None:
         self.num_iterations += 1
         self.sum_decoding += batch.num_decoding
         self.peak_decoding = max(self.peak_decoding, batch.num_decoding)

@@ -26,6 +26,8 @@ class RequestState:
     reused_tokens: int = 0
     """Prompt tokens that a prefix cache had when it first started."""
     num_preemptions: int = 0
+    is_prefilled: bool = False
+    """A prefill replica has its KV."""
     swapped_blocks: int = 0
     """Blocks whose KV waits on the host for the request to come back; 0: none."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import simpy
 
 from simulator.engine_rates import RatesByBatch
@@ -17,16 +18,19 @@ from simulator.parallel import rank_mappings
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
+from simulator.serving.handover import Handover
 from simulator.serving.iteration import Iteration
 from simulator.serving.kernel_times import Setting
 from simulator.serving.link_demand import LinkDemand
-from simulator.serving.loop import Replica, serve_all
+from simulator.serving.loop import Replica, choose, serve_all
+from simulator.serving.network import Network, network_bytes_per_s
 from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
 from simulator.serving.scheduler import Scheduler
 from simulator.serving.summary import Run, summarise
+from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Solo
@@ -60,9 +64,11 @@ def serve(
             builder = ReplicaBuilder(point, serving, log, workload.hash_block_tokens)
         except CapacityError as error:
             return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
-        replicas = serve_all(workload.requests(), builder.build, serving.router, log)
+        make_prefill = None if serving.disaggregation == "none" else builder.build_prefill
+        replicas, prefill = serve_all(workload.requests(), builder.build, serving.router, log, make_prefill)
     tensor_parallel = point.spec.placement.tensor_parallel
-    row |= summarise(Run(log, replicas, builder.iterations, builder.demand, builder.static_bytes, tensor_parallel))
+    static = builder.static_bytes
+    row |= summarise(Run(log, replicas, builder.iterations, builder.demand, static, tensor_parallel, prefill))
     if not log.num_finished:
         reason = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
         return row | {"status": "does_not_fit", "error": reason, "bound": "capacity"}
@@ -87,6 +93,31 @@ class ReplicaBuilder:
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
 
+    def build_prefill(self, env: simpy.Environment, decoding: Sequence[Replica]) -> list[Replica]:
+        """Replicas on other hosts, and the network between them and the `decoding` ones."""
+        point, serving = self.point, self.serving
+        rate = network_bytes_per_s(point.hardware, point.num_gpus)
+        network = Network(env, rate, point.hardware.nic.t0_s.value)
+        size, element = self.tables.block_size_tokens, KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
+        full_kv = np.array([point.shard.kv_bytes(n * size, element) for n in range(len(self.tables.decode))])
+        tensor_parallel = point.spec.placement.tensor_parallel
+        handover = Handover(env, serving.disaggregation, network, self.tables, full_kv, tensor_parallel)
+        for replica in decoding:
+            replica.handover = handover
+        count = serving.prefill_replicas or len(decoding)
+        nobody = [False] * count
+        links = SharedLinks(self.topology, self._solo, nobody, nobody)
+        replicas = []
+        for number in range(count):
+            decode = DecodeBatch(serving.max_num_seqs, size, self.demand)
+            iteration = Iteration(self.setting, decode, self.rates)
+            scheduler = Scheduler(serving, self.tables, self._new_pools(), decode, hands_over=True)
+            replica = Replica(env, number, scheduler, iteration, links, self.log)
+            replica.handover = handover
+            replica.decode_replica = lambda request: decoding[choose(serving.router, request.index, decoding)]
+            replicas.append(replica)
+        return replicas
+
     def _prefix(self, pools: Pools) -> PrefixReuse | None:
         if self.serving.prefix_cache == "none":
             return None
@@ -107,7 +138,7 @@ class ReplicaBuilder:
             iteration = Iteration(self.setting, decode, self.rates)
             pools = self._new_pools()
             prefix = self._prefix(pools)
-            scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, *self._admission(iteration))
+            scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, False, *self._admission(iteration))
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)
         return replicas

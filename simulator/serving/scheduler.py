@@ -41,6 +41,8 @@ class Finished:
 
     first_token: list[RequestState] = field(default_factory=list)
     done: list[RequestState] = field(default_factory=list)
+    prefilled: list[RequestState] = field(default_factory=list)
+    """To decode elsewhere."""
 
 
 class Scheduler:
@@ -51,10 +53,15 @@ class Scheduler:
         pools: Pools,
         decode: DecodeBatch,
         prefix: PrefixReuse | None = None,
+        hands_over: bool = False,
         link_has_room: Callable[[int], bool] = lambda num_decoding: True,
     ) -> None:
-        """`link_has_room(n)`: whether n requests may decode together, by what they are expected to fetch."""
-        self.prefix = prefix
+        """`hands_over`: prefilled requests decode on another replica. `link_has_room(n)`: whether n requests may decode
+        together, by what they are expected to fetch."""
+        self.prefix, self.hands_over = prefix, hands_over
+        self._pulled: list[RequestState] = []
+        self.pulling: set[RequestState] = set()
+        """Their memory is taken, their KV is on its way."""
         self._stored_bytes = 0
         self.serving, self.tables, self.pools, self.decode = serving, tables, pools, decode
         self._link_has_room = link_has_room
@@ -67,7 +74,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self.prefilling) + len(self.decode)
+        return len(self.prefilling) + len(self.pulling) + len(self.decode)
 
     @property
     def num_unfinished(self) -> int:
@@ -90,13 +97,18 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """The next iteration, its memory taken. Empty when there is nothing to do."""
+        for request in self._pulled:
+            self.pulling.remove(request)
+            request.is_prefilled = False
+            self.decode.join(request, self.tables.num_blocks(request.kv_len))
+        self._pulled.clear()
         out_bytes = self._make_room()
         preempted = out_bytes is not None
         left = self.serving.max_num_batched_tokens - len(self.decode)
         chunks: list[Chunk] = []
         for request in self.prefilling:
             left -= self._add_chunk(request, left, chunks)
-        in_bytes = 0
+        in_bytes, pulls = 0, []
         # Whoever had to make room would be the first to take it again.
         while not preempted and self.waiting and left > 0 and self.num_running < self.serving.max_num_seqs:
             request = self.waiting[0][-1]
@@ -107,7 +119,10 @@ class Scheduler:
                 break
             heapq.heappop(self.waiting)
             self.pools.take(held)
-            if request.swapped_blocks:
+            if request.is_prefilled:
+                pulls.append(request)
+                self.pulling.add(request)
+            elif request.swapped_blocks:
                 swapped_bytes = int(self.tables.swap_in[request.swapped_blocks])
                 self.tally.swapped_bytes += swapped_bytes
                 in_bytes += swapped_bytes
@@ -120,7 +135,11 @@ class Scheduler:
                 self.prefilling.append(request)
                 left -= self._add_chunk(request, left, chunks)
         stored_bytes, self._stored_bytes = self._stored_bytes, 0
-        return Batch(len(self.decode), tuple(chunks), (out_bytes or 0) + stored_bytes, in_bytes)
+        return Batch(len(self.decode), tuple(chunks), (out_bytes or 0) + stored_bytes, tuple(pulls), in_bytes)
+
+    def pulled(self, request: RequestState) -> None:
+        """The KV that its first decode step needs has arrived; it joins the next iteration."""
+        self._pulled.append(request)
 
     def complete(self, batch: Batch) -> Finished:
         """The iteration has run: tokens come out, prompts move on, finished requests give their memory back."""
@@ -148,6 +167,10 @@ class Scheduler:
         if request.generated_tokens == request.output_tokens:
             finished.done.append(request)
             return
+        if self.hands_over:
+            request.is_prefilled = True
+            finished.prefilled.append(request)
+            return
         self.pools.take(self.tables.decode[blocks])
         self.decode.join(request, blocks)
 
@@ -167,6 +190,8 @@ class Scheduler:
     def _held_at_start(self, request: RequestState) -> Int64:
         """Bytes [pools] that a waiting request takes when it starts."""
         blocks = request.swapped_blocks
+        if request.is_prefilled:
+            return np.asarray(self.tables.decode[self.tables.num_blocks(request.kv_len)])
         if blocks:
             return np.asarray(self.tables.decode[self.tables.num_blocks(request.kv_len)] - self.tables.swapped[blocks])
         return np.asarray(self.tables.prefill[self.tables.num_blocks(request.prefill_target)])

@@ -13,6 +13,7 @@ from simulator.metrics import BREAKDOWN
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration
 from simulator.serving.loop import Replica
+from simulator.serving.network import PEAK_WINDOW_S
 from simulator.serving.pools import Pool
 from simulator.serving.records import RequestLog
 from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, STEP, T_EXPOSED, T_SOFTWARE
@@ -35,6 +36,8 @@ class Run:
     static_bytes: int
     """Weights and activations per GPU."""
     tensor_parallel: int
+    prefill: Sequence[Replica] = ()
+    """Replicas that prefill for others; the rest of this is about those that decode."""
 
 
 def summarise(run: Run) -> Row:
@@ -79,6 +82,7 @@ def summarise(run: Run) -> Row:
         "d2h_utilization": min(1.0, float(done_s[D_BUSY]) / wall_s) if wall_s > 0 else 0.0,
         "trace_groups": ", ".join(group.name for group in run.demand.groups) or None,
     }
+    row |= handover_metrics(run, duration_s)
     row |= tallies(run, per_second) | prefix_metrics(run) | pool_peaks(run)
     row["bound"], row["bound_detail"] = bound(run, row, done_s)
     return row
@@ -96,7 +100,7 @@ def times(log: RequestLog) -> Row:
 
 
 def tallies(run: Run, per_second: float) -> Row:
-    total = [replica.scheduler.tally for replica in run.replicas]
+    total = [replica.scheduler.tally for replica in (*run.replicas, *run.prefill)]
     return {
         "prefill_tokens_per_s": sum(tally.prefilled_tokens for tally in total) * per_second,
         "num_preemptions": sum(tally.num_preemptions for tally in total),
@@ -104,6 +108,29 @@ def tallies(run: Run, per_second: float) -> Row:
         "recomputed_tokens": sum(tally.recomputed_tokens for tally in total),
         "swapped_bytes": run.tensor_parallel * sum(tally.swapped_bytes for tally in total),
     }
+
+
+def handover_metrics(run: Run, duration_s: float) -> Row:
+    """What crossed the network between prefill and decode replicas; null where they are one."""
+    names = (
+        "prefill_gpu_utilization", "admission_network_bytes", "network_bytes_per_request", "network_utilization",
+        "network_peak_bytes_per_s", "network_backlog_peak_bytes", "prefill_staging_bytes_peak", "handover_mean_s",
+    )  # fmt: skip
+    handover = run.replicas[0].handover
+    if handover is None or not handover.tally.num_requests:
+        return dict.fromkeys(names)
+    tally, network, count = handover.tally, handover.network, handover.tally.num_requests
+    values = (
+        sum(replica.busy_s for replica in run.prefill) / (duration_s * len(run.prefill)),
+        tally.admission_bytes / count,
+        network.total_bytes / count,
+        network.busy_s / duration_s,
+        network.peak_window_bytes / PEAK_WINDOW_S,
+        network.backlog_peak_bytes,
+        tally.staged_peak_bytes,
+        tally.wait_s / count,
+    )
+    return dict(zip(names, values, strict=True))
 
 
 def prefix_metrics(run: Run) -> Row:

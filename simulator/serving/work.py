@@ -30,6 +30,8 @@ class Batch:
     chunks: tuple[Chunk, ...] = ()
     bytes_out: int = 0
     """KV that moves to the host before the iteration starts, per GPU: swapped, or kept for later prompts."""
+    pulls: tuple[RequestState, ...] = ()
+    """Requests whose memory is taken and whose KV comes from a prefill replica."""
     bytes_in: int = 0
     """KV that comes back: swapped, or reused."""
 

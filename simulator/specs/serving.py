@@ -18,6 +18,7 @@ SchedulerPolicy = Literal["fcfs", "shortest-remaining-first"]
 Preemption = Literal["recompute", "swap"]
 Router = Literal["round-robin", "least-loaded"]
 PrefixCacheTiers = Literal["none", "gpu", "host", "gpu+host"]
+Disaggregation = Literal["none", "full-push", "layer-push", "first-set"]
 StampedBatches = Literal["refuse", "spread", "keep"]
 
 NUM_DRAWN_REQUESTS = 256
@@ -70,6 +71,12 @@ class ServingSpec(Spec):
     """At most so many tokens of a replica in HBM. Null: what is free."""
     prefix_host_tokens: PositiveInt | None = None
     """At most so many tokens of a replica in host memory. Null: what is free."""
+    disaggregation: Disaggregation = "none"
+    """Prompts are prefilled on other hosts, and KV crosses the network to this one. full-push: all of it before
+    decoding; layer-push: the same, sent as it is computed; first-set: working set, compressed keys and draft KV, the
+    rest behind them."""
+    prefill_replicas: PositiveInt | None = None
+    """Replicas that prefill, with as many GPUs each as one that decodes. Null: as many as decode."""
     router: Router = "round-robin"
     """Which replica a request goes to; least-loaded: the one with the fewest unfinished requests."""
     slo_ttft_s: PositiveFloat = 2.0
@@ -96,6 +103,8 @@ class ServingSpec(Spec):
             raise ValueError(
                 "prefix_cache needs serving.requests, a request file with hash ids: drawn prompts share none"
             )
+        if self.disaggregation != "none" and self.prefix_cache != "none":
+            raise ValueError(f"disaggregation {self.disaggregation} goes with prefix_cache none")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
@@ -114,6 +123,8 @@ def ignored_serving_parameters(serving: ServingSpec) -> frozenset[str]:
         ignored.add("serving.burstiness_cv")
     if process != "file":
         ignored.add("serving.stamped_batches")
+    if serving.disaggregation == "none":
+        ignored.add("serving.prefill_replicas")
     ignored.update(f"serving.prefix_{tier}_tokens" for tier in ("gpu", "host") if tier not in serving.prefix_cache)
     if serving.requests is not None:
         ignored.update(("serving.lengths", "serving.prompt_tokens", "serving.output_tokens"))

@@ -115,6 +115,8 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
         "queue_mean_s",
         None,
     ),
+    "serving.disaggregation": (POISSON, "full-push", "first-set", "network_bytes_per_request", True),
+    "serving.prefill_replicas": ({**REQUESTS, "serving.disaggregation": "full-push"}, 2, 1, "queue_mean_s", True),
     "serving.slo_ttft_s": (REQUESTS, 0.05, 10.0, "slo_attainment", True),
     "serving.slo_tpot_s": (REQUESTS, 0.0001, 10.0, "slo_attainment", True),
     "placement.host_numa": (UNCAPPED, "local", "far", "exposed_transfer_s", True),

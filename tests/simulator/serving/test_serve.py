@@ -45,12 +45,8 @@ def row(**settings: Any) -> dict[str, Any]:
 def serve(settings: dict[str, Any]) -> tuple[RequestLog, Replica]:
     point = resolve(experiment(settings))
     log = RequestLog()
-    (replica,) = serve_all(
-        make_workload(point.spec.serving, 0).requests(),
-        ReplicaBuilder(point, point.spec.serving, log).build,
-        "round-robin",
-        log,
-    )
+    build = ReplicaBuilder(point, point.spec.serving, log).build
+    (replica,), _ = serve_all(make_workload(point.spec.serving, 0).requests(), build, "round-robin", log)
     return log, replica
 
 
