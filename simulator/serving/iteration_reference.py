@@ -115,7 +115,7 @@ class ReferenceRun:
         return min(kv_len, policy.kv_budget_tokens + open_tokens)
 
     def _transfers(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        """Of the GPU that takes longest, layer by layer."""
+        """Of the GPU that takes longest, layer by layer; prefetches are those of the GPU with the most."""
         model, policy = self.setting.model, self.setting.policy
         row = {name: np.zeros(model.num_layers) for name in ("first_s", "prefetch_s", "write_s", "scatter_s")}
         row["waits_for_slots"] = np.zeros(model.num_layers, np.bool_)
@@ -124,9 +124,10 @@ class ReferenceRun:
         full = list(model.full_attention_layers)
         self.ahead.append({})
         self.urgent.append({})
-        for gpu in range(model.tensor_parallel):
-            for name, seconds in self._fetches(gpu, decoding).items():
-                row[name][full] = np.maximum(row[name][full], seconds)
+        gpus = [self._fetches(gpu, decoding) for gpu in range(model.tensor_parallel)]
+        for name in gpus[0]:
+            each = np.stack([gpu[name] for gpu in gpus])
+            row[name][full] = each[each.sum(axis=1).argmax()] if name == "prefetch_s" else each.max(axis=0)
         row["write_s"][full] = self._write_s(decoding, chunks)
         return row
 

@@ -44,13 +44,23 @@ def fill_transfers(
 ) -> float:  # fmt: skip
     """Row t of the transfers from demand sums [D, NUM_COUNTS, full layers]; returns the blocks that all GPUs fetch.
 
-    GPUs run in lockstep: each layer waits for the GPU that transfers longest.
+    As in `step_work.Transfers.of_the_slowest`: in the first queue each layer waits for the GPU that transfers longest;
+    prefetches are those of the GPU with the most.
     """
+    busiest, most_s = 0, -1.0
+    for gpu in range(sums.shape[0]):
+        total_s = 0.0
+        for index in range(layers.shape[0]):
+            ahead = float(sums[gpu, FETCHED, index] - sums[gpu, URGENT, index])
+            ahead_runs = float(sums[gpu, RUNS, index] - sums[gpu, URGENT_RUNS, index])
+            total_s += transfer_s(fetch_link, ahead, ahead_runs, ahead * block_bytes)
+        if total_s > most_s:
+            busiest, most_s = gpu, total_s
     total = 0.0
     written_s = transfer_s(write_link, write_ops, write_ops, write_bytes)
     for index in range(layers.shape[0]):
         layer = layers[index]
-        longest_first = longest_prefetch = most_landing = 0.0
+        longest_first = prefetched_s = most_landing = 0.0
         waits = False
         for gpu in range(sums.shape[0]):
             fetched, runs = float(sums[gpu, FETCHED, index]), float(sums[gpu, RUNS, index])
@@ -64,14 +74,15 @@ def fill_transfers(
             else:
                 ahead, now = fetched - urgent, urgent + repaired
                 prefetch = transfer_s(fetch_link, ahead, runs - urgent_runs, ahead * block_bytes)
-                longest_prefetch = max(longest_prefetch, prefetch)
+                if gpu == busiest:
+                    prefetched_s = prefetch
                 first = transfer_s(fetch_link, now, urgent_runs + repair_runs, now * block_bytes)
                 arriving[t, gpu, 0, index], arriving[t, gpu, 1, index] = ahead, urgent
                 if t >= lookahead_k:
                     landing += arriving[t - lookahead_k, gpu, 0, index] + arriving[t - 1, gpu, 1, index]
             longest_first, most_landing = max(longest_first, first), max(most_landing, landing)
             waits = waits or fetched > sums[gpu, IN_SLACK, index]
-        first_s[t, layer], prefetch_s[t, layer], write_s[t, layer] = longest_first, longest_prefetch, written_s
+        first_s[t, layer], prefetch_s[t, layer], write_s[t, layer] = longest_first, prefetched_s, written_s
         if staged:
             scatter_s[t, layer] = scatter[0] + most_landing * scatter[1] if most_landing > 0.0 else 0.0
         waits_for_slots[t, layer] = waits
