@@ -13,7 +13,7 @@ Float = NDArray[np.float64]
 FETCHED, RUNS, URGENT, URGENT_RUNS, REPAIRED, REPAIR_RUNS, IN_SLACK = range(7)
 NUM_COUNTS = 7
 """Rows of demand sums: the counts of `simulator.demand.Demand` that cost time."""
-KV_TOKENS, BLOCKS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NUM_FETCHING, NUM_TOTALS = range(7)
+BLOCKS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NUM_TOTALS = range(5)
 """Totals over a batch."""
 
 
@@ -56,13 +56,11 @@ def measure(
         attended = tokens
         if num_kept > 0:
             attended = min(tokens, num_kept * block_size + tokens - (blocks - 1) * block_size)
-        totals[KV_TOKENS] += tokens
         totals[BLOCKS] += blocks
         totals[ATTENDED_TOKENS] += attended
         totals[WINDOW_TOKENS] += min(tokens, window)
         totals[FILLED_BLOCKS] += (tokens - 1 + gained[row[i]]) // block_size - (tokens - 1) // block_size
         if num_kept > 0 and blocks > num_kept:
-            totals[NUM_FETCHING] += 1
             at = row[i]
             row_uses[at] += 1
             for gpu in range(num_gpus):

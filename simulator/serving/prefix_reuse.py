@@ -23,8 +23,6 @@ class PrefixTally:
     """Prompt tokens whose prefill was skipped."""
     loaded_bytes: int = 0
     """H2D, per GPU."""
-    stored_bytes: int = 0
-    """D2H, per GPU: into the host tier what is not there anyway."""
 
 
 class PrefixReuse:
@@ -65,7 +63,6 @@ class PrefixReuse:
         if self.host_has_copy or "host" not in self.names:
             return 0
         moved = moves.inserted_blocks if self.names[0] == "host" else moves.demoted_blocks[0]
-        self.tally.stored_bytes += moved * self.block_bytes
         return moved * self.block_bytes
 
     def _resize(self) -> None:
