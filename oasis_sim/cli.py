@@ -274,8 +274,13 @@ def calibrate(
 @app.command()
 def validate(
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For points, table and summary.")],
-    campaign: Annotated[
-        str | None, typer.Argument(metavar="CAMPAIGN.jsonl", help="Measured points. Default: run them on this GPU.")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CAMPAIGN.jsonl|FOLDER|FILE.yaml",
+            help="Measured points; or a sweep's folder or an experiment, some of whose points run on this GPU. "
+            "Default: the built-in points.",
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option("--hardware", metavar="NAME", help="Profile that predicts: calibrate this GPU first.")
@@ -286,15 +291,17 @@ def validate(
     ] = False,
     max_median: Annotated[float | None, typer.Option("--max-median", help="Of |TPOT error|. Default 0.03.")] = None,
     max_p95: Annotated[float | None, typer.Option("--max-p95", help="Of |TPOT error|. Default 0.08.")] = None,
+    points: Annotated[int, typer.Option("--points", metavar="N", help="How many to run of a sweep.")] = 12,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the random ones of them.")] = 0,
     json: Json = False,
 ) -> int:
     """Compare decode steps that ran on a GPU with the simulator: moved blocks exactly, then time.
 
-    With a campaign's file no GPU is needed.
+    With a campaign's file no GPU is needed. Of a sweep the extremes run, each system's best, and random points.
     """
     from oasis_sim.verbs.validate import validate as verb
 
-    return verb(campaign, hardware, out, commit, check, max_median, max_p95, json)
+    return verb(source, hardware, out, commit, check, max_median, max_p95, json, points, seed)
 
 
 @app.command()

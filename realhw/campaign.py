@@ -186,6 +186,16 @@ def check_moves(row: dict[str, Any], traces: Path | None) -> None:
     row["differing_plans"] = mismatches(row, expected_moves(point.flow(), point.step_trace(traces), point.num_steps))
 
 
+def read_points(path: Path) -> list[Point]:
+    """Points of a file with one JSON object a line. Raises InputError for anything else."""
+    try:
+        return [Point(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: holds no points ({error})") from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -196,8 +206,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every n-th point")
     parser.add_argument("--profile-every", type=int, default=4, help="time the parts of every n-th point (0: of none)")
     parser.add_argument("--smoke", action="store_true", help="one point of each flow, its moves checked at once")
+    parser.add_argument("--points", type=Path, help="one point a line, as `oasis-sim validate` writes them")
     options = parser.parse_args()
     points: Sequence[Point] = smoke_points() if options.smoke else default_points()
+    if options.points is not None:
+        points = read_points(options.points)
     campaign, began = Campaign(options.out, options.host_gib, options.traces), time.perf_counter()
     for number, point in enumerate(points[options.first :: options.every]):
         if time.perf_counter() - began > options.limit_s:

@@ -53,6 +53,8 @@ class Point:
     transport: Transport = "gather"
     trace: str = SYNTHETIC
     """`synthetic`, or the name of a recorded trace."""
+    trace_group: str | None = None
+    """Request of a recorded trace. Null: its first."""
     aliased: bool = True
     """Requests may share the pinned KV of others where all of it is larger than the pinned buffer."""
     repeat: int = 0
@@ -94,7 +96,7 @@ class Point:
         if self.trace == SYNTHETIC:
             return self._synthetic(start, shift)
         ranking = f"draft{self.lookahead_k}" if self.system == "oasiskv" else "true"
-        rankings = find_rankings(self.trace, folder)
+        rankings = find_rankings(self.trace, self.trace_group, folder)
         offsets = (FIRST_RECORDED_ROW + start * RECORDED_STRIDE + shift).astype(np.int32)
         found = rankings.step_trace(self.model, self.block_size_tokens, ranking, shift, offsets, self.num_kept)
         if int(found.kv_len[0]) != self.context_tokens:

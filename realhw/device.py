@@ -93,3 +93,11 @@ def new_stream(priority: int = 0) -> torch.cuda.Stream:
 def new_event(timing: bool = False, external: bool = False) -> torch.cuda.Event:
     """An event; `external` ones become record and wait nodes of a captured graph."""
     return torch.cuda.Event(enable_timing=timing, external=external)  # type: ignore[no-untyped-call]
+
+
+def num_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """Nodes of a captured graph that was kept."""
+    count = ctypes.c_size_t(0)
+    handle = ctypes.c_void_p(graph.raw_cuda_graph())
+    check_cuda(cuda_runtime().cudaGraphGetNodes(handle, None, ctypes.byref(count)), "cudaGraphGetNodes")
+    return count.value

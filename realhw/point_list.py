@@ -55,7 +55,7 @@ def varied_points() -> list[Point]:
     first = point("oasiskv", 32, 16384, 0.05)
     return [
         replace(first, lookahead_k=2), replace(first, gather_ctas=16), point("oasiskv", 32, 16384, 0.05, 32),
-        point("oasiskv", 32, 16384, 0.05, 8), replace(point("oasiskv", 16, 4096, 0.1), lookahead_k=4),
+        point("oasiskv", 32, 16384, 0.05, 8), replace(point("oasiskv", 16, 4096, 0.1), lookahead_k=3),
         point("prefetch-previous", 16, 4096, 0.1, 8), point("prefetch-previous", 16, 4096, 0.1, 32),
         point("retrieval", 32, 16384, 0.05), point("prefetch-previous", 32, 16384, 0.3),
         replace(point("prefetch-previous", 8, 16384, 0.1), lookahead_k=2), point("quest", 32, 4096, block=8),

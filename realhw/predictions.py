@@ -1,4 +1,4 @@
-"""What the simulator says about points that ran on a GPU: `oasis-sim validate CAMPAIGN --hardware NAME`.
+"""What the simulator says about one point that ran on a GPU.
 
 First exact equality of what moved (counts, and hashes of ids and slots, against `simulator.residency`), then the time
 of a decode step against the timeline on a calibrated profile. The timeline plays the blocks that the rules give for the
@@ -7,19 +7,17 @@ very rows that the GPU ran, so that a difference in time is not a difference in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from realhw.decode_point import Point, trace_hash
 from realhw.expected_moves import ExpectedMoves, HeadMoves, expected_moves, mismatches
+from realhw.point_policy import policy_of
 from realhw.step_trace import StepTrace
-from realhw.validation_summary import summarise
-from simulator.catalog import load_hardware, load_model
+from simulator.catalog import load_model
 from simulator.demand import COUNT_FIELDS, SHARE_FIELDS, Demand
 from simulator.engine_rates import engine_rates
 from simulator.metrics import BREAKDOWN
@@ -36,48 +34,32 @@ WARM_UP_STEPS = 4
 """Steps before the slots and the transfers have settled."""
 
 
-def policy_of(point: Point) -> PolicySpec:
-    """The point's flow as the simulator's policy."""
-    flow = point.flow()
-    common: dict[str, Any] = {
-        "kv_budget_tokens": point.num_kept * point.block_size_tokens,
-        "block_size_tokens": point.block_size_tokens,
-        "gather_ctas": point.gather_ctas,
-        "fetch_cap": point.fetch_cap,
-        "lookahead_k": point.lookahead_k,
-    }
-    if flow.kind in ("dense", "quest"):
-        selector = "all" if flow.kind == "dense" else "minmax"
-        return PolicySpec(selector=selector, predictor="current", residency="everything", **common)
-    if flow.kind == "on-demand":
-        return PolicySpec(predictor="current", **common)
-    if flow.draft_rows == 0:
-        return PolicySpec(predictor="previous", **common)
-    return PolicySpec(predictor="draft", residency="slack", slack_blocks=flow.slack_blocks, **common)
-
-
 def steady_steps(point: Point) -> slice:
     """Steps that means use: settled, and with plans still being issued."""
     return slice(WARM_UP_STEPS, point.num_steps - 1 - point.flow().distance)
 
 
 def run_work(point: Point, trace: StepTrace, expected: ExpectedMoves | None, hardware: HardwareSpec) -> RunWork:
-    """Every step's work for the rows that the GPU ran."""
+    """Every step's work for the rows that the GPU ran: requests at the batch's mean context, as kernels see it."""
     model, policy = load_model(point.model), policy_of(point)
     workload = WorkloadSpec(
         batch_size=point.batch_size, context_tokens=point.context_tokens, output_tokens=point.num_steps
     )
 
-    def build(demands: tuple[Demand, ...], offsets: np.ndarray) -> RunWork:
+    def build(of: PolicySpec, context_tokens: int, demands: tuple[Demand, ...], offsets: np.ndarray) -> RunWork:
         return build_run_work(
-            model, hardware, policy, workload, PlacementSpec(), EngineSpec(), point.context_tokens, demands, offsets
+            model, hardware, of, workload, PlacementSpec(), EngineSpec(), context_tokens, demands, offsets
         )
 
+    mean_context, first = round(float(trace.kv_len[trace.offsets].mean())), np.zeros(1, dtype=np.int64)
     if expected is None:
-        return build((), np.zeros(1, dtype=np.int64))
-    # The demand is already the batch's sum: one request at offset 0. Write-back depends on each request's own offset.
-    whole = build((_demand(point, expected, empty=False),), np.zeros(1, dtype=np.int64))
-    each = build((_demand(point, expected, empty=True),), trace.offsets.astype(np.int64))
+        return build(policy, mean_context, (), first)
+    # The demand is already the batch's sum: one request at offset 0. Write-back depends on each request's own offset,
+    # and the runner's is a kernel whatever fetches.
+    whole = build(policy, mean_context, (_demand(point, expected, empty=False),), first)
+    by_kernel = policy.model_copy(update={"transport": "gather"})
+    nothing = _demand(point, expected, empty=True)
+    each = build(by_kernel, int(trace.kv_len[0]), (nothing,), trace.offsets.astype(np.int64))
     return replace(whole, work=replace(whole.work, write_s=each.work.write_s), d2h_bytes=each.d2h_bytes)
 
 
@@ -113,7 +95,10 @@ def predict(
     point = Point(**row["point"])
     trace = point.step_trace()
     if trace_hash(trace) != row["trace"]:
-        raise ValueError(f"point {row['key']}: the trace that the GPU ran cannot be made again here")
+        raise InputError(
+            f"point {row['key']} ({point.system}, {point.trace}): the block ids that the GPU ran are not those of the "
+            "trace here; run the point again"
+        )
     expected = None
     if "fetched" in row:
         expected = expected_moves(point.flow(), trace, point.num_steps, known)
@@ -130,8 +115,10 @@ def predict(
         "workload.batch_size": point.batch_size, "workload.context_tokens": point.context_tokens,
         "policy.kv_budget_tokens": policy.kv_budget_tokens, "policy.block_size_tokens": point.block_size_tokens,
         "policy.fetch_cap": point.fetch_cap, "policy.lookahead_k": point.lookahead_k,
-        "policy.gather_ctas": point.gather_ctas,
+        "policy.gather_ctas": point.gather_ctas, "policy.transport": point.transport, "trace": point.trace,
+        "aliased_requests": row["aliased_requests"], "again": bool(point.repeat or not point.aliased),
         "predicted_tpot_s": float(predicted.mean()), "measured_tpot_s": float(mid),
+        "predicted_p50_s": float(np.median(predicted)), "measured_p50_s": float(np.median(measured)),
         "predicted_p99_s": float(np.quantile(predicted, 0.99)), "measured_p99_s": float(np.quantile(measured, 0.99)),
         "error": float(predicted.mean() / mid - 1), "repeat_spread": float((high - low) / mid),
         "transfer_over_compute": transfer_over_compute(run, steps),
@@ -148,70 +135,3 @@ def _mean_parts(parts: list[dict[str, float]] | None, steps: slice) -> dict[str,
         return None
     names = list(dict.fromkeys(name for step in parts for name in step))
     return {name: float(np.mean([step.get(name, 0.0) for step in parts[steps]])) for name in names}
-
-
-def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(head with device and start, rows of the points that ran). Raises InputError for anything else."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        # The last line may be torn by a kill; the point that it held is run again.
-        head, *rows = [json.loads(line) for line in lines if line.endswith("}")]
-        ran = [row for row in rows if row["status"] == "ok"]
-        if not head["device"]["name"]:
-            raise KeyError("device")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: is no campaign of decode points ({type(error).__name__}: {error})") from error
-    return head, ran
-
-
-def compare(
-    campaign: Path, hardware_name: str, out: Path, commit: str | None, on_point: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    """Predict every point of a campaign; writes `points.jsonl` as it goes, `points.parquet` and `summary.json`.
-
-    Returns the summary. Raises InputError for a file that is no campaign or an unknown profile.
-    """
-    head, rows = read_campaign(campaign)
-    hardware = load_hardware(hardware_name)
-    known: dict[str, dict[Hashable, HeadMoves]] = {}
-    predictions = []
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "points.jsonl").open("w", encoding="utf-8") as file:
-        for row in rows:
-            shared = json.dumps({k: v for k, v in row["point"].items() if k != "batch_size"}, sort_keys=True)
-            predictions.append(predict(row, hardware, known.setdefault(shared, {})))
-            file.write(json.dumps(predictions[-1]) + "\n")
-            file.flush()
-            on_point(predictions[-1])
-    _write_parquet(predictions, out / "points.parquet")
-    provenance = {
-        "device": head["device"]["name"],
-        "driver": head["device"]["driver"],
-        "date": head["started"],
-        "commit": commit,
-        "profile": hardware.name,
-        "profile_date": hardware.date,
-        "profile_device": hardware.device,
-        "fetched_blocks_compared": sum(row["fetched_blocks"] for row in predictions),
-    }
-    summary = summarise(predictions, provenance)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    return summary
-
-
-def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plain columns only: parts become `predicted.t_qkv_s` and `measured.qkv`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    flat = []
-    for row in rows:
-        plain = {name: value for name, value in row.items() if not isinstance(value, dict)}
-        for kind in ("predicted", "measured"):
-            plain |= {f"{kind}.{part}": value for part, value in (row.get(f"{kind}_parts_s") or {}).items()}
-        plain.pop("measured_parts_s", None)
-        flat.append(plain)
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), path)

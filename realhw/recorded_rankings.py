@@ -112,11 +112,17 @@ def export_rankings(
 
 
 @lru_cache(maxsize=4)
-def find_rankings(trace: str, folder: Path | None) -> RecordedRankings:
-    """The export FOLDER/TRACE.npz where a folder is given, else the trace itself."""
-    if folder is not None:
-        return load_rankings(folder / f"{trace}.npz")
-    return export_rankings(trace)
+def find_rankings(trace: str, group: str | None, folder: Path | None) -> RecordedRankings:
+    """The export FOLDER/TRACE.npz where a folder is given, else the trace itself; group null: the trace's first.
+
+    Raises InputError where the export is of another group.
+    """
+    if folder is None:
+        return export_rankings(trace, group)
+    found = load_rankings(folder / f"{trace}.npz")
+    if group is not None and found.group != group:
+        raise InputError(f"{folder / trace}.npz: holds group {found.group}, the point needs {group}")
+    return found
 
 
 def main() -> None:

@@ -1,14 +1,16 @@
 """A real decode step: the whole layer stack of a batch, with the flow's selection, plans and transfers, in one graph.
 
-The graph holds all steps of a run. Nothing joins at a step's end: a layer waits only for what it reads, so transfers
-and side-stream work cross steps as they would in an engine. Block ids come from a trace: the real scoring and top-K
-run, and the plan that follows takes the trace's ids; what the plan decides is what moves.
+The graph holds all steps of a run; where copy engines fetch, it is cut at each layer (`realhw.pieces`). Nothing joins
+at a step's end: a layer waits only for what it reads, so transfers and side-stream work cross steps as they would in an
+engine. Block ids come from a trace: the real scoring and top-K run, and the plan that follows takes the trace's ids;
+what the plan decides is what moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +26,7 @@ from realhw.kernels.pool.api import append_token, pool_blocks
 from realhw.kernels.score.api import make_scores, score_blocks
 from realhw.kernels.topk.api import topk_blocks, topk_table
 from realhw.kernels.writeback.api import write_back
+from realhw.pieces import PieceSchedule
 from realhw.schedule import Schedule
 from realhw.step_trace import Int32, StepTrace
 from realhw.transfers import CopyTransfers
@@ -89,7 +92,8 @@ class DecodeRunner:
         self.layers = [self._make_layer(index) for index in range(g.num_layers)]
         self.moves = self._make_moves()
         self._copies = None if flow.transport == "gather" else self._make_copies()
-        self.schedule = Schedule(self.device)
+        in_pieces = self._copies is not None and self.device.type == "cuda"
+        self.schedule = PieceSchedule(self.device) if in_pieces else Schedule(self.device)
         self._replay: Callable[[], None] | None = None
 
     # -- building -----------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ class DecodeRunner:
         self.schedule.mark_parts = mark_parts
         self.reset()
         if self.schedule.on_gpu:
-            eager = Schedule(self.device, ("C",))
+            eager = Schedule(self.device, ("C", "H"))
             eager.on_gpu = False
             captured, self.schedule = self.schedule, eager
             steps = min(self.num_steps, self.flow.lookahead_k + 1)
@@ -276,12 +280,6 @@ class DecodeRunner:
         if self.schedule.on_gpu:
             torch.cuda.synchronize()
         self._replay()
-        if self._copies is not None and self.schedule.on_gpu:
-            for t in range(self.num_steps - self.flow.distance):
-                for index in range(self.geometry.num_layers):
-                    self._copies.serve(t, index)
-            torch.cuda.synchronize()
-            self._copies.require_arrived()
         return self.schedule.marks_s() if self.schedule.on_gpu else []
 
     def step_seconds(self, marks: list[tuple[str, float]]) -> list[float]:
@@ -308,7 +306,7 @@ class DecodeRunner:
             self.schedule.mark_part("draft")
         torch.argmax(self.logits, dim=-1, out=self.tokens)
         self.schedule.mark_part("sampling")
-        torch.mul(self._hidden, 1, out=self._x)  # by a kernel: see realhw.transfers
+        self._x.copy_(self._hidden)
 
     def _layer(self, t: int, index: int) -> None:
         flow, schedule = self.flow, self.schedule
@@ -331,48 +329,65 @@ class DecodeRunner:
             schedule.wait("C", ("planned", t - 1, index))
         schedule.wait("C", ("written", t - 1, index))
         self._append(layer, qkv, t)
-        schedule.signal("C", ("ready", t, index))
-        schedule.mark_part("append")
         if flow.kind == "on-demand":
             # Only now: the plan may put a block into the slot that the append has just filled.
             self._publish(t, index)
-        if self._copies is not None and t >= flow.distance:
-            # What a wait needs must stand before it in the graph, or a GPU that runs the graph in order would not end.
-            schedule.wait("C", ("published", t - flow.distance, index))
-            self._copies.wait(t - flow.distance, index)
-        elif flow.kind == "on-demand":
-            self._gather(layer, t, index)
-        elif flow.kind == "lookahead":
-            schedule.wait("C", ("arrived", t - flow.lookahead_k, index))
-        schedule.mark_part("wait")
-        self._attend(layer, qkv, t)
-        schedule.signal("C", ("read", t, index))
-        schedule.mark_part("attention")
+        schedule.signal("C", ("ready", t, index))
+        schedule.mark_part("append")
         if flow.kind == "lookahead":
             self._look_ahead(layer, qkv, t, index)
         if flow.moves and self._fills[t]:
             self._write(layer, t, index)
+        if t >= flow.distance and flow.moves:
+            self._arrive(layer, t - flow.distance, index)
+        schedule.mark_part("wait")
+        self._attend(layer, qkv, t)
+        if flow.kind == "lookahead":
+            if self._lands_in_read_slots:
+                schedule.signal("C", ("read", t, index))
+            if self._copies is None:
+                self._prefetch(layer, t, index)
+        schedule.mark_part("attention")
         self._feed_forward(weights)
         schedule.mark_part("ffn")
 
+    @property
+    def _lands_in_read_slots(self) -> bool:
+        """Whether fetches land in slots that the step's attention reads; packed blocks wait beside the slots."""
+        return self.flow.slack_blocks == 0 and self.flow.transport != "ce-contiguous"
+
     def _look_ahead(self, layer: LayerState, qkv: torch.Tensor, t: int, index: int) -> None:
-        """Score, top-K and plan on B, then the transfer on H, for the step k ahead."""
+        """Score, top-K and plan on B, for the step k ahead."""
         schedule, flow = self.schedule, self.flow
         with schedule.on("B"):
             schedule.wait("B", ("ready", t, index))
             self._select(layer, qkv, t, row=flow.rows_per_request - 1)
             topk_blocks(self._scores, self.selectable[t], self._ids)
             self._plan(layer, t, index)
-            schedule.signal("B", ("planned", t, index))
-        if flow.transport != "gather":
             self._publish(t, index)
-            return
+            schedule.signal("B", ("planned", t, index))
+
+    def _prefetch(self, layer: LayerState, t: int, index: int) -> None:
+        """The gather of a plan on H."""
+        schedule = self.schedule
         with schedule.on("H"):
             schedule.wait("H", ("planned", t, index))
-            if flow.slack_blocks == 0:
-                schedule.wait("H", ("read", t, index))
+            schedule.wait("H", ("read", t, index))
             self._gather(layer, t, index)
             schedule.signal("H", ("arrived", t, index))
+
+    def _arrive(self, layer: LayerState, t: int, index: int) -> None:
+        """Hold C until the blocks of plan (t, index) are in their slots; fetch them on demand."""
+        schedule = self.schedule
+        if self._copies is not None:
+            schedule.wait("H", ("read", t, index))
+            schedule.host("H", partial(self._copies.serve, t, index))
+            schedule.signal("H", ("arrived", t, index))
+        if self.flow.kind == "on-demand" and self._copies is None:
+            self._gather(layer, t, index)
+        schedule.wait("C", ("arrived", t, index))
+        if self._copies is not None:
+            self._copies.scatter(t, index)
 
     def _select(self, layer: LayerState, qkv: torch.Tensor, t: int, row: int) -> None:
         g = self.geometry
@@ -392,20 +407,9 @@ class DecodeRunner:
         )  # fmt: skip
 
     def _publish(self, t: int, index: int) -> None:
-        """Send a plan to the CPU, which enqueues its copies; nothing to do for a gather."""
-        flow, schedule = self.flow, self.schedule
-        if self._copies is None or t + flow.distance >= self.num_steps:
-            return
-        with schedule.on("H"):
-            schedule.wait("H", ("planned" if flow.distance else "ready", t, index))
-            if flow.distance and flow.slack_blocks == 0 and flow.transport != "ce-contiguous":
-                schedule.wait("H", ("read", t, index))  # packed blocks wait beside the slots, others land in them
+        """Tell the CPU a plan whose copies it enqueues; nothing to do for a gather."""
+        if self._copies is not None and t + self.flow.distance < self.num_steps:
             self._copies.publish(t, index, self.moves[t][index])
-            schedule.signal("H", ("published", t, index))
-        if not schedule.on_gpu:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            self._copies.serve(t, index)
 
     def _gather(self, layer: LayerState, t: int, index: int) -> None:
         assert self.host is not None

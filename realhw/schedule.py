@@ -12,6 +12,8 @@ import torch
 from realhw.device import new_event, new_stream
 
 Engine = Literal["C", "B", "H", "D"]
+Host = Callable[[torch.cuda.Stream | None], None]
+"""What the CPU does within a run, with the stream that it may enqueue on (none on a CPU)."""
 PRIORITY: dict[Engine, int] = {"C": 0, "B": -3, "H": -5, "D": -4}
 """Side work is short and something waits for it: its thread blocks go first."""
 
@@ -64,6 +66,14 @@ class Schedule:
         if self.mark_parts:
             self.mark(label)
 
+    def host(self, engine: Engine, act: Host) -> None:
+        """The CPU acts here, alone. A graph cannot hold that: `realhw.pieces` can."""
+        if self._streams:
+            torch.cuda.synchronize()
+        act(self._streams.get(engine))
+        if self._streams:
+            torch.cuda.synchronize()
+
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         """The body as one graph; returns its replay. On a CPU the body itself."""
         if not self.on_gpu:
@@ -82,12 +92,7 @@ class Schedule:
                 self.signal(engine, ("end", engine))
                 self.wait("C", ("end", engine))
 
-        def replay() -> None:
-            # Not on the default stream: what the CPU enqueues meanwhile must not wait for the graph's end.
-            with torch.cuda.stream(main):
-                graph.replay()
-
-        return replay
+        return graph.replay
 
     def marks_s(self) -> list[tuple[str, float]]:
         """Label and seconds since the first mark, of the last replay."""

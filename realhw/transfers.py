@@ -1,9 +1,7 @@
-"""Fetches by the copy engines beside a decode graph: the CPU learns each plan, then enqueues its copies.
+"""Fetches by the copy engines beside a decode run: the CPU learns each plan, then enqueues its copies.
 
-A kernel of the graph writes a layer's plan to pinned memory; the CPU sees it, enqueues the blocks on a stream of its
-own and a flag behind them; attention waits for the flag. So the way of the plan to the CPU is paid layer by layer,
-across steps. A graph must hold no copies itself: one that is not yet due could stand before ours in the engine's queue,
-while what it waits for waits for ours.
+A kernel writes a layer's plan to pinned memory; the CPU sees it and enqueues the blocks' copies, then launches the
+attention that waits for them (`realhw.pieces`). So the way of the plan to the CPU is paid layer by layer, across steps.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
-from realhw.device import new_event, new_stream
+from realhw.device import new_event
 from realhw.kernels.gather.api import GatherConfig, gather_blocks
 from realhw.kernels.plan.api import Moves
 from realhw.kernels.publish.api import FIELD_BITS, publish_fetches
-from realhw.kernels.wait.api import wait_flag
 from traces.errors import EnvironmentMissing
 
 UInt64 = NDArray[np.uint64]
@@ -86,14 +83,10 @@ class CopyTransfers:
         self._packs = transport == "ce-contiguous"
         self._pools, self._slots_per_head, self._ring = pools, slots_per_head, distance + 1
         self._engine: Copies = CopyEngine() if self._on_gpu else MemoryCopies()
-        self._stream = new_stream() if self._on_gpu else None
         pin = self._on_gpu
         self._codes = torch.empty(self._ring, num_layers, max_blocks + 1, dtype=torch.int64, pin_memory=pin)
         self._counts = torch.empty(num_steps, num_layers, 1, dtype=torch.int32, pin_memory=pin)
-        self._one = torch.ones(1, dtype=torch.int32, pin_memory=pin)
         self._seen_codes, self._seen_counts = self._codes.numpy(), self._counts.numpy()
-        self._flags = torch.zeros(num_steps, num_layers, 1, dtype=torch.int32, device=device)
-        self._failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._block_bytes = pools[0][0].numel() * pools[0].element_size()
         self._host = host
         head = np.arange(num_heads)
@@ -121,13 +114,11 @@ class CopyTransfers:
         self._scatter = GatherConfig(num_ctas=4 * num_sms, in_flight_bytes=0, num_warps=4)
 
     def reset(self) -> None:
-        """Nothing published, nothing arrived."""
+        """Nothing published."""
         self._counts.fill_(NOT_YET)
         self._codes.fill_(NOT_YET)
-        self._flags.zero_()
-        self._failed.zero_()
 
-    # -- in the graph -------------------------------------------------------------------------------------------
+    # -- on the GPU ---------------------------------------------------------------------------------------------
 
     def publish(self, t: int, layer: int, moves: Moves) -> None:
         """Tell a plan to the CPU."""
@@ -137,9 +128,8 @@ class CopyTransfers:
             self._arrivals[t % self._ring, layer, :room, 0::2].copy_(moves.fetch[:, 0::2])
             self._moves[t, layer] = moves
 
-    def wait(self, t: int, layer: int) -> None:
-        """Hold the stream until the blocks of plan (t, layer) are in their slots, scattering packed ones."""
-        wait_flag(self._flags[t, layer], self._failed, 1 + t * len(self._pools) + layer)
+    def scatter(self, t: int, layer: int) -> None:
+        """Packed blocks of plan (t, layer), which have arrived, into their slots; nothing to do for others."""
         if self._packs:
             ring = t % self._ring
             gather_blocks(
@@ -152,19 +142,17 @@ class CopyTransfers:
 
     # -- on the CPU ---------------------------------------------------------------------------------------------
 
-    def serve(self, t: int, layer: int) -> None:
-        """Wait until plan (t, layer) is known here, then enqueue its copies and the flag behind them.
+    def serve(self, t: int, layer: int, stream: torch.cuda.Stream | None) -> None:
+        """Wait until plan (t, layer) is known here, then enqueue its copies.
 
         Raises EnvironmentMissing when no plan comes.
         """
         codes = self._await(t, layer)
-        stream = self._stream.cuda_stream if self._stream is not None else 0
         if len(codes):
             if self._packs:
                 self._enqueue_packed(t, layer, codes, stream)
             else:
                 self._enqueue_runs(layer, codes, stream)
-        self._engine.copy(self._flags[t, layer].data_ptr(), self._one.data_ptr(), 4, HOST_TO_DEVICE, stream)
 
     def _await(self, t: int, layer: int) -> Int64:
         """The plan's codes, once all of them are here; their places are then free for a later plan."""
@@ -180,22 +168,13 @@ class CopyTransfers:
 
     def _require_time(self, deadline: float, t: int, layer: int) -> None:
         if time.perf_counter() > deadline:
-            torch.cuda.synchronize()  # the graph's waits give up before this
-            self.require_arrived()
             raise EnvironmentMissing(f"copy engine: no plan of step {t}, layer {layer} after {DEADLINE_S:.0f} s")
-
-    def require_arrived(self) -> None:
-        """`EnvironmentMissing` where a wait of the last run, now over, gave up."""
-        number = int(self._failed)
-        if number:
-            t, layer = divmod(number - 1, len(self._pools))
-            raise EnvironmentMissing(f"copy engine: the blocks of step {t}, layer {layer} did not arrive")
 
     def _blocks(self, layer: int, head: Int64, block: Int64) -> Int64:
         """Where blocks lie in the host KV, in blocks."""
         return self._first_block[head] + layer * self._layer_blocks + block
 
-    def _enqueue_runs(self, layer: int, codes: Int64, stream: int) -> None:
+    def _enqueue_runs(self, layer: int, codes: Int64, stream: torch.cuda.Stream | None) -> None:
         """One batched submission of maximal contiguous runs."""
         first, lengths = contiguous_runs(codes)
         head, block, slot = decode_fetches(first)
@@ -203,10 +182,10 @@ class CopyTransfers:
         targets = self._pools[layer].data_ptr() + (head * self._slots_per_head + slot) * size
         sources = self._host.data_ptr() + self._blocks(layer, head, block) * size
         self._engine.copy_batch(
-            targets.astype(np.uint64), sources.astype(np.uint64), (lengths * size).astype(np.uint64), stream
+            targets.astype(np.uint64), sources.astype(np.uint64), (lengths * size).astype(np.uint64), _handle(stream)
         )
 
-    def _enqueue_packed(self, t: int, layer: int, codes: Int64, stream: int) -> None:
+    def _enqueue_packed(self, t: int, layer: int, codes: Int64, stream: torch.cuda.Stream | None) -> None:
         """Pack chunk after chunk, each copied while the next is packed."""
         head, block, _ = decode_fetches(codes)
         blocks = torch.from_numpy(self._blocks(layer, head, block))
@@ -217,7 +196,11 @@ class CopyTransfers:
             if self._chunk_free:
                 self._chunk_free[self._next_chunk].synchronize()
             torch.index_select(self._host_words, 0, ids, out=chunk[: len(ids)])
-            self._engine.copy(target + start * size, chunk.data_ptr(), len(ids) * size, HOST_TO_DEVICE, stream)
+            self._engine.copy(target + start * size, chunk.data_ptr(), len(ids) * size, HOST_TO_DEVICE, _handle(stream))
             if self._chunk_free:
-                self._chunk_free[self._next_chunk].record(self._stream)
+                self._chunk_free[self._next_chunk].record(stream)
             self._next_chunk = (self._next_chunk + 1) % NUM_CHUNKS
+
+
+def _handle(stream: torch.cuda.Stream | None) -> int:
+    return stream.cuda_stream if stream is not None else 0

@@ -2,7 +2,7 @@
 
 A row is one point that ran on the GPU: its parameters, `predicted_tpot_s`, `measured_tpot_s` (median of the repeats),
 `repeat_spread` (interquartile range of the repeats / median), `transfer_over_compute` (link time alone / compute
-stream alone), `byte_mismatches`.
+stream alone), `byte_mismatches`, `again` (its policy has another row in its cell).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTENDED = (0.5, 2.0)
 """Transfer/compute ratio within which a point is contended: neither side hides the other."""
 MIN_CELL_POLICIES = 6
 """Policies that a (batch, context) cell needs before decisions in it are judged."""
-CELL = ("workload.batch_size", "workload.context_tokens")
+CELL = ("model", "trace", "workload.batch_size", "workload.context_tokens")
 
 
 def signed_errors(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -46,9 +46,9 @@ def regret(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Rows of each (batch, context) cell with enough policies to choose among."""
+    """Rows of each (batch, context) cell of a model and a trace with enough policies to choose among, each once."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
+    for row in (row for row in rows if not row["again"]):
         groups.setdefault(tuple(row[key] for key in CELL), []).append(row)
     return [group for group in groups.values() if len(group) >= MIN_CELL_POLICIES]
 
@@ -56,8 +56,9 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
 def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts and errors of a set of rows; figures are None where there is nothing to compute them from."""
     if not rows:
-        return {"num_points": 0, "median_abs_error": None, "p95_abs_error": None, "bias": None, "regret": None,
-                "kendall_tau": None, "repeat_spread": None, "byte_mismatches": 0}  # fmt: skip
+        return {"num_points": 0, "median_abs_error": None, "p95_abs_error": None, "bias": None,
+                "p50_median_abs_error": None, "p99_median_abs_error": None, "regret": None, "kendall_tau": None,
+                "repeat_spread": None, "byte_mismatches": 0}  # fmt: skip
     errors = signed_errors(rows)
     judged = cells(rows)
     taus = [
@@ -70,6 +71,8 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median_abs_error": float(np.median(np.abs(errors))),
         "p95_abs_error": float(np.quantile(np.abs(errors), 0.95)),
         "bias": float(errors.mean()),
+        "p50_median_abs_error": _median_abs_error(rows, "p50"),
+        "p99_median_abs_error": _median_abs_error(rows, "p99"),
         "regret": float(np.mean([regret(cell) for cell in judged])) if judged else None,
         "kendall_tau": float(np.mean(taus)) if taus else None,
         "repeat_spread": float(np.median([row["repeat_spread"] for row in rows])),
@@ -77,11 +80,62 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+IN_LINE = ("dense", "quest", "retrieval")
+"""Systems whose parts follow each other on one stream, so that time marks between them change little."""
+COMPONENTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "draft": (("t_draft_s",), ("draft",)),
+    "sampling": (("t_sampling_s",), ("sampling",)),
+    "qkv and append": (("t_qkv_s",), ("qkv", "append")),
+    "selection": (("t_score_s", "t_plan_s"), ("score+topk", "plan")),
+    "waiting": (("t_exposed_wait_s", "t_gather_s"), ("wait",)),
+    "attention": (("t_attention_s",), ("attention",)),
+    "feed-forward": (("t_ffn_s",), ("ffn",)),
+    "lm_head": (("t_lm_head_s",), ("lm_head",)),
+}
+"""Parts of a step: what the simulator sums, and the parts between time marks on the compute stream."""
+
+
+def component_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Per component (predicted − measured) / measured step, over the points whose parts were timed.
+
+    A step with marks is the sum of its parts, which marks lengthen where streams overlap: `marked_over_unmarked`.
+    """
+    timed = [row for row in rows if row.get("measured_parts_s")]
+    if not timed:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, (ours, theirs) in COMPONENTS.items():
+        errors = []
+        for row in timed:
+            measured = sum(row["measured_parts_s"].get(part, 0.0) for part in theirs)
+            predicted = sum(row["predicted_parts_s"][part] for part in ours)
+            errors.append((predicted - measured) / row["measured_tpot_s"])
+        found[name] = {
+            "num_points": len(timed),
+            "median_abs_error_of_tpot": float(np.median(np.abs(errors))),
+            "bias_of_tpot": float(np.mean(errors)),
+        }
+    marked = [sum(row["measured_parts_s"].values()) / row["measured_tpot_s"] for row in timed]
+    found["marked_over_unmarked"] = {"num_points": len(timed), "median": float(np.median(marked))}
+    return found
+
+
+def _median_abs_error(rows: Sequence[Mapping[str, Any]], of: str) -> float:
+    return float(np.median([abs(row[f"predicted_{of}_s"] / row[f"measured_{of}_s"] - 1) for row in rows]))
+
+
 def is_contended(row: Mapping[str, Any]) -> bool:
     return bool(CONTENDED[0] <= row["transfer_over_compute"] <= CONTENDED[1])
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a validation run: provenance, errors, and the same for contended points."""
+    """The summary of a validation run: provenance, errors, the same for contended points and by system, components."""
     contended = [row for row in rows if is_contended(row)]
-    return {**provenance, **errors_of(rows), "contended": errors_of(contended)}
+    systems = sorted({row["system"] for row in rows})
+    return {
+        **provenance,
+        **errors_of(rows),
+        "contended": errors_of(contended),
+        "by_system": {name: errors_of([row for row in rows if row["system"] == name]) for name in systems},
+        "components": component_errors([row for row in rows if row["system"] in IN_LINE]),
+    }

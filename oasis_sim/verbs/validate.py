@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oasis_sim.output import milliseconds, print_json, share
 from traces.errors import CheckFailed, EnvironmentMissing, InputError
+
+if TYPE_CHECKING:
+    from realhw.decode_point import Point
+    from realhw.picks import Pick
 
 GOALS = {"median_abs_error": 0.03, "p95_abs_error": 0.08}
 """What `--check` demands of |TPOT error| where nothing else is given."""
 
 
 def validate(
-    campaign: str | None, hardware: str, out: str, commit: str | None, check: bool, max_median: float | None,
-    max_p95: float | None, as_json: bool,
+    source: str | None, hardware: str, out: str, commit: str | None, check: bool, max_median: float | None,
+    max_p95: float | None, as_json: bool, num_points: int = 12, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare a campaign's file, or run the default points on this machine's GPU into `out` first.
+    """Compare a campaign's file, or run points on this machine's GPU into `out` first: some of a sweep's folder or of
+    an experiment, or the default ones.
 
     Raises EnvironmentMissing without torch (or, to run points, without a GPU), CheckFailed past a threshold or where
     any block id differs.
@@ -27,32 +34,113 @@ def validate(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out}: is no folder")
+    if num_points < 1:
+        raise InputError(f"--points must be at least 1, got {num_points}")
     try:
-        from realhw import predictions
+        from realhw import validation
     except ImportError as error:
         missing = error.name or str(error)
         raise EnvironmentMissing(f"validate needs {missing}: pip install 'oasis-sim[gpu]'") from error
-    source = Path(campaign) if campaign is not None else _run_points(folder / "campaign.jsonl")
-    summary = predictions.compare(source, hardware, folder, commit, (lambda row: None) if as_json else _print_point)
-    if as_json:
-        print_json(summary)
+    keys = None
+    if source is not None and Path(source).suffix == ".jsonl":
+        campaign = Path(source)
     else:
-        _print_summary(summary, folder)
+        picks = None if source is None else _pick(source, folder, num_points, seed, as_json)
+        campaign, keys = _run_points(folder, picks)
+    summary = validation.compare(campaign, hardware, folder, commit, _nothing if as_json else _print_point, keys)
+    pictures = _draw(folder)
+    if as_json:
+        print_json({**summary, "pictures": [str(path) for path in pictures]})
+    else:
+        _print_summary(summary, folder, pictures)
     if check:
         _require(summary, {"median_abs_error": max_median, "p95_abs_error": max_p95})
     return 0
 
 
-def _run_points(target: Path) -> Path:
+def _nothing(_: dict[str, Any]) -> None:
+    return None
+
+
+def _simulated(source: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows of a finished sweep, or of an experiment that is simulated into `folder`/sweep; and the objective."""
+    from oasis_sim.request import many_points
+    from oasis_sim.verbs.sweep import run_request
+    from simulator.executors import num_usable_cores
+
+    if not Path(source).is_dir():
+        request = many_points(source, {}, ())
+        rows, _, _ = run_request(request, str(folder / "sweep"), num_usable_cores(), quiet=True)
+        return rows, request.maximize
+    from analysis.load import load_run
+
+    run = load_run(Path(source))
+    rows = [{str(key): value for key, value in row.items()} for row in run.results.to_dict("records")]
+    return rows, run.objective
+
+
+def _pick(source: str, folder: Path, num_points: int, seed: int, quiet: bool) -> list[Pick]:
+    from realhw.picks import pick, runnable
+
+    rows, maximize = _simulated(source, folder)
+    found, left_out = runnable(rows)
+    if not found:
+        why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(5))
+        raise InputError(f"{source}: none of its {len(rows)} points runs on the harness: {why}")
+    picks = pick(found, num_points, maximize, seed)
+    if not quiet:
+        print(f"{len(picks)} of {len(rows)} points of {source}, seed {seed}; {len(found)} can run here")
+        for reason, count in left_out.most_common():
+            print(f"  left out {count:>4}: {reason}")
+        for one in picks:
+            print(f"  {_describe(one.point)}  simulated {milliseconds(one.simulated_tpot_s):>10}  {one.reason}")
+    return picks
+
+
+def _describe(point: Point) -> str:
+    return (
+        f"{point.system:<18} batch {point.batch_size:>3}  context {point.context_tokens:>6}  "
+        f"K {point.num_kept:>4} × {point.block_size_tokens:<3} cap {point.fetch_cap:<5g} k {point.lookahead_k} "
+        f"{point.transport}"
+    )
+
+
+def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[str] | None]:
+    """Run points that the campaign's file in `folder` lacks; returns it and the keys of the picks (null: all)."""
+    from dataclasses import asdict
+
     from realhw.campaign import Campaign
     from realhw.device import require_gpu
     from realhw.point_list import default_points
 
-    require_gpu()
+    points = default_points() if picks is None else [one.point for one in picks]
+    target = folder / "campaign.jsonl"
+    try:
+        require_gpu()
+    except EnvironmentMissing as error:
+        if picks is None:
+            raise
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = folder / "picks.jsonl"
+        wanted.write_text("".join(json.dumps(asdict(point)) + "\n" for point in points), encoding="utf-8")
+        raise EnvironmentMissing(
+            f"{error}; the points are in {wanted}: run `python -m realhw.campaign --points {wanted} --out "
+            "campaign.jsonl` on a machine with one, then `oasis-sim validate campaign.jsonl`, which needs none"
+        ) from error
     runs = Campaign(target, host_gib=8)
-    for point in default_points():
-        runs.run(point)
-    return target
+    for number, point in enumerate(points):
+        try:
+            runs.run(point)
+        except KeyboardInterrupt:
+            print(f"interrupted: {number} of {len(points)} points stay in {target}; repeat the command to go on")
+            raise
+    return target, None if picks is None else [point.key() for point in points]
+
+
+def _draw(folder: Path) -> list[Path]:
+    from analysis.validation_plots import draw_all
+
+    return draw_all(folder)
 
 
 def _print_point(row: dict[str, Any]) -> None:
@@ -64,10 +152,10 @@ def _print_point(row: dict[str, Any]) -> None:
     )
 
 
-def _print_summary(summary: dict[str, Any], folder: Path) -> None:
+def _print_summary(summary: dict[str, Any], folder: Path, pictures: Sequence[Path]) -> None:
     print(f"\n{summary['num_points']} points of {summary['device']}, profile {summary['profile']}")
-    if summary["device"] != summary["profile_device"]:
-        print(f"  the profile is of another device: {summary['profile_device']}")
+    if summary["warning"]:
+        print(f"  OTHER DEVICE: {summary['warning']}")
     print(
         f"  blocks, slots and victims: {summary['byte_mismatches']} plans differ "
         f"({summary['fetched_blocks_compared']:,} fetched blocks compared)"
@@ -77,12 +165,23 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
             f"  |TPOT error| {label:<11} median {share(part['median_abs_error'])}, p95 {share(part['p95_abs_error'])}, "
             f"bias {share(part['bias'])} ({part['num_points']} points)"
         )
+    print(
+        f"  |error| of a step's median {share(summary['p50_median_abs_error'])}, "
+        f"of its 99th percentile {share(summary['p99_median_abs_error'])} (median over points)"
+    )
+    for name, part in summary["components"].items():
+        if "bias_of_tpot" in part:
+            print(
+                f"  {name:<15} {part['bias_of_tpot']:+7.1%} of TPOT, |error| {share(part['median_abs_error_of_tpot'])} "
+                f"({part['num_points']} points with timed parts)"
+            )
     tau = summary["kendall_tau"]
     print(
         f"  choosing by prediction costs {share(summary['regret'])}; Kendall tau {'–' if tau is None else f'{tau:.2f}'}"
     )
     print(f"  repeat spread of the measurements {share(summary['repeat_spread'])}")
-    print(f"written to {folder} (points.jsonl, points.parquet, summary.json)")
+    names = ["points.jsonl", "points.parquet", "points.md", "summary.json", *(path.name for path in pictures)]
+    print(f"written to {folder} ({', '.join(names)})")
 
 
 def _require(summary: dict[str, Any], given: dict[str, float | None]) -> None:

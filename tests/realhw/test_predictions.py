@@ -7,7 +7,8 @@ import pytest
 
 from realhw.decode_point import Point
 from realhw.expected_moves import expected_moves, mismatches
-from realhw.predictions import policy_of, predict, steady_steps
+from realhw.point_policy import policy_of
+from realhw.predictions import predict, steady_steps
 from simulator.catalog import load_hardware
 
 RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from realhw.validation_summary import errors_of, kendall_tau, regret, summarise
+from realhw.validation_summary import COMPONENTS, component_errors, errors_of, kendall_tau, regret, summarise
 
 
 def row(predicted: float, measured: float, batch: int = 16, ratio: float = 1.0) -> dict[str, object]:
     return {
+        "system": "dense",
+        "model": "Qwen3-8B",
+        "trace": "synthetic",
+        "again": False,
         "workload.batch_size": batch,
         "workload.context_tokens": 4096,
         "predicted_tpot_s": predicted,
         "measured_tpot_s": measured,
+        **{f"predicted_{of}_s": predicted for of in ("p50", "p99")},
+        **{f"measured_{of}_s": measured for of in ("p50", "p99")},
         "repeat_spread": 0.01,
         "transfer_over_compute": ratio,
         "byte_mismatches": 0,
@@ -46,6 +52,26 @@ def test_decisions_are_judged_inside_cells_of_six():
     rows = [row(i, i) for i in range(1, 7)] + [row(1, 9, batch=32)]
     summary = errors_of(rows)
     assert (summary["regret"], summary["kendall_tau"]) == (0, 1)
+    rows[5]["again"] = True
+    assert errors_of(rows)["regret"] is None, "the same policy twice is no choice"
+
+
+def test_components_are_compared_as_shares_of_the_step():
+    parts = {name: 0.0 for names, _ in COMPONENTS.values() for name in names}
+    timed = row(1.0, 2.0) | {
+        "predicted_parts_s": parts | {"t_qkv_s": 0.4, "t_ffn_s": 0.6},
+        "measured_parts_s": {"qkv": 0.2, "append": 0.1, "ffn": 0.7, "wait": 1.2},
+    }
+    found = component_errors([timed, row(9.0, 1.0)])
+    assert found["qkv and append"] == {
+        "num_points": 1,
+        "median_abs_error_of_tpot": pytest.approx(0.05),
+        "bias_of_tpot": pytest.approx(0.05),
+    }
+    assert found["feed-forward"]["bias_of_tpot"] == pytest.approx(-0.05)
+    assert found["waiting"]["bias_of_tpot"] == pytest.approx(-0.6)
+    assert found["marked_over_unmarked"] == {"num_points": 1, "median": pytest.approx(1.1)}
+    assert component_errors([row(1.0, 1.0)]) == {}
 
 
 def test_contended_points_are_reported_apart():
