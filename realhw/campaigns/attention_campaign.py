@@ -56,11 +56,11 @@ class Scale:
 
 FULL = Scale(
     contexts=(
-        ("multi-document", 7680, 4),
+        ("multi-document", 6144, 4),
         ("reasoning", 2048, 3),
         ("reasoning", 4096, 0),
         ("code", 4096, 1),
-        ("needle", 7680, 2),
+        ("needle", 6144, 2),
     ),
     steps=256,
     max_prompts=1024,
