@@ -422,14 +422,19 @@ def trace_check(trace: Annotated[str, typer.Argument(help="Catalog name or path.
 
 @trace_app.command("pack")
 def trace_pack(
-    folder: Annotated[str, typer.Argument(help="Folder that the recorder wrote.")],
+    trace: Annotated[str, typer.Argument(help="Folder that the recorder wrote; with --compact any trace.")],
     out: Annotated[str, typer.Argument(metavar="TRACE.zip", help="Zip file to write.")],
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Blocks of 16, eight layers, the best 64, drafts as nested sets.")
+    ] = False,
+    layers: Annotated[str | None, typer.Option("--layers", metavar="L,L", help="Of a compact copy.")] = None,
+    keep: Annotated[str | None, typer.Option("--keep", metavar="X,X", help="Also in it: mean, prev_layer.")] = None,
     json: Json = False,
 ) -> int:
-    """Pack a recorded folder into one zip that readers open directly."""
+    """Pack a recorded folder into one zip that readers open directly, or make a compact copy to ship."""
     from oasis_sim.verbs.trace import pack
 
-    return pack(folder, out, json)
+    return pack(trace, out, compact, layers, keep, json)
 
 
 @draft_app.command("train")

@@ -23,3 +23,11 @@ def assigned(assignments: Sequence[str], taken: Collection[str], lists: Collecti
             raise InputError(f"--set {name} is given twice")
         values[name] = tuple(parse_value(part) for part in text.split(",")) if name in lists else parse_value(text)
     return values
+
+
+def whole_numbers(name: str, text: Any) -> tuple[int, ...]:
+    """Numbers with commas between them. Raises InputError naming the option."""
+    try:
+        return tuple(int(part) for part in str(text).split(","))
+    except ValueError:
+        raise InputError(f"{name}: expected whole numbers with commas between them, got {text!r}") from None

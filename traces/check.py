@@ -21,6 +21,8 @@ from traces.schema import MASS_LEVELS_PER_OCTAVE, masked_rows, mass_source
 
 MASS_TOLERANCE = 0.01
 """Of mass + rest = 1, beyond what rounding to levels can do."""
+COMPACT_TOLERANCE = 0.05
+"""The same of compact traces, whose small masses are rounded to two octaves."""
 _ROUNDING = 2 ** (1 / MASS_LEVELS_PER_OCTAVE) - 1
 """Members rounded up and all others down by half a level: a share p changes by at most p (1 − p) times this."""
 
@@ -36,6 +38,7 @@ def check_trace(path: str | Path) -> dict[str, Any]:
         _check_tokens(group)
         for size in group.block_sizes:
             _check_members(group, size)
+            _check_sets(group, size)
             check_rankings(group, size, trace.file)
             _check_mass(group, size)
             _check_prompt(group, size)
@@ -92,6 +95,17 @@ def _check_members(group: FileGroup, size: int) -> None:
         _refuse(padding & (levels > 0), group.file, f"{group.name}/p{size}/{name}/{kind}", "level without a member")
 
 
+def _check_sets(group: FileGroup, size: int) -> None:
+    """Each nested set of a draft has as many members as it says."""
+    block = group.attributes.blocks[size]
+    for name in block.rankings if block.draft_sets is not None else ():
+        for count in block.draft_sets or () if masked_rows(name) else ():
+            members = (group.members(name, size) >= 0).sum(axis=-1)
+            found = np.bitwise_count(group.best(name, size, count)).sum(axis=-1)
+            array = f"{group.name}/p{size}/{name}/best{count}"
+            _refuse(found != np.minimum(members, count), group.file, array, f"does not mark {count} members")
+
+
 def _check_mass(group: FileGroup, size: int) -> None:
     rest, array = group.rest(size), f"{group.name}/p{size}/true/rest"
     _refuse(~np.isfinite(rest), group.file, array, "is not finite")
@@ -108,8 +122,10 @@ def _check_mass(group: FileGroup, size: int) -> None:
     source = mass_source(group.attributes.blocks, size)
     if source is not None:
         inside = _ranked_mass(group, size, source)
-        off = np.abs(inside + rest - 1) > MASS_TOLERANCE + _ROUNDING * inside * (1 - inside)
-        _refuse(off, group.file, array, f"mass of the ranked blocks + rest differs from 1 by over {MASS_TOLERANCE}")
+        compact = group.attributes.blocks[source].mass_resolution == "compact"
+        tolerance = COMPACT_TOLERANCE if compact else MASS_TOLERANCE
+        off = np.abs(inside + rest - 1) > tolerance + _ROUNDING * inside * (1 - inside)
+        _refuse(off, group.file, array, f"mass of the ranked blocks + rest differs from 1 by over {tolerance}")
     if "exact" in group.rankings(size):
         inside = _gathered(dense, group.ranking("true", size)).sum(axis=-1)
         exact = _gathered(dense, group.ranking("exact", size))

@@ -63,13 +63,22 @@ def rank_members(ids: Ids, levels: Levels) -> Ids:
     return _ids(keys)
 
 
-def rank_set(ids: Ids, reference: Ids) -> Ids:
-    """Members ids [..., M] in the order of `reference` [..., N], then those that it lacks by id; −1 last."""
+def best_bits(members: Ids, ranked: Ids) -> NDArray[np.uint8]:
+    """Which of members [..., M] are among `ranked` [..., K] (−1: none), one bit each: uint8 [..., ceil(M/8)]."""
+    width = int(max(members.max(initial=0), ranked.max(initial=0))) + 1
+    found = gather(spread(ranked, np.ones(ranked.shape, np.uint8), width), members)
+    return np.packbits(found, axis=-1, bitorder="little")
+
+
+def rank_set(ids: Ids, reference: Ids, tiers: NDArray[np.int64]) -> Ids:
+    """Members ids [..., M] by tier ascending, then in the order of `reference` [..., N], then (those that it lacks) by
+    id; −1 last."""
     width = int(max(ids.max(initial=0), reference.max(initial=0))) + 1
     places = np.full((*reference.shape[:-1], width + 1), reference.shape[-1], np.int64)
     order = np.broadcast_to(np.arange(reference.shape[-1]), reference.shape)
     np.put_along_axis(places, np.where(reference < 0, width, reference).astype(np.int64), order, axis=-1)
-    keys = np.take_along_axis(places, np.maximum(ids, 0).astype(np.int64), axis=-1) << 32 | ids
+    places = np.take_along_axis(places, np.maximum(ids, 0).astype(np.int64), axis=-1)
+    keys = (tiers * (reference.shape[-1] + 1) + places) << 32 | ids
     keys[ids < 0] = np.iinfo(np.int64).max
     keys.sort(axis=-1)
     ranked: Ids = np.where(keys < np.iinfo(np.int64).max, keys & 0xFFFFFFFF, -1).astype(np.int32)

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.arrays import read_array
-from traces.codec import accumulate_levels, decode_members, decode_steps, gather, rank_levels, rank_members, rank_set
+from traces.codec import (
+    accumulate_levels,
+    best_bits,
+    decode_members,
+    decode_steps,
+    gather,
+    rank_levels,
+    rank_members,
+    rank_set,
+)
 from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.hashing import ContentHasher
@@ -98,6 +107,12 @@ class FileGroup(TraceGroup):
         levels[ids < 0] = 0
         return levels
 
+    def best(self, name: str, block_size_tokens: int, count: int) -> NDArray[np.uint8]:
+        """Which of `members` are among the best `count` of a draft kept as nested sets: bits, [S, L_P, H, ⌈M/8⌉]."""
+        coded = self.array(f"p{block_size_tokens}/{name}/best{count}")
+        true = self.ranking("true", block_size_tokens)[..., :count]
+        return coded ^ best_bits(self.members(name, block_size_tokens), true)
+
     def block_mass(self, block_size_tokens: int) -> NDArray[np.uint8]:
         """Mass levels of every block, uint8 [S, L_P, H, capacity], where they are stored at this block size."""
         coded = self.array(f"p{block_size_tokens}/block_mass")
@@ -174,6 +189,9 @@ class FileGroup(TraceGroup):
             elif key.endswith("/levels"):
                 size, name, _ = key.split("/")
                 hasher.update(key, self.levels(name, int(size[1:])))
+            elif key.split("/")[-1].startswith("best"):
+                size, name, best = key.split("/")
+                hasher.update(key, self.best(name, int(size[1:]), int(best.removeprefix("best"))))
             elif key.endswith("/block_mass"):
                 size_tokens = int(key.split("/")[0][1:])
                 for row, kv_len in zip(self.block_mass(size_tokens), self.kv_len, strict=True):
@@ -195,12 +213,17 @@ class FileGroup(TraceGroup):
         return rank_members(self.members(name, size), self.levels(name, size))
 
     def _rank_set(self, name: str, size: int) -> NDArray[np.int32]:
-        """Members of a draft kept as a set, ordered as `BlockSizeAttributes.draft_levels` says."""
+        """Members of a draft kept as nested sets, ordered as `BlockSizeAttributes.draft_sets` says."""
         true, shift = self.ranking("true", size), masked_rows(name)
         issued = np.full_like(true, -1)
         issued[shift:] = true[: len(true) - shift]
         right = self.array(f"draft{shift}/accepted").astype(bool)
-        return rank_set(self.members(name, size), np.where(right[:, None, None, None], true, issued))
+        members = self.members(name, size)
+        tiers = np.zeros(members.shape, np.int64)
+        for count in self.attributes.blocks[size].draft_sets or ():
+            best = self.best(name, size, count)
+            tiers += 1 - np.unpackbits(best, axis=-1, count=members.shape[-1], bitorder="little").astype(np.int64)
+        return rank_set(members, np.where(right[:, None, None, None], true, issued), tiers)
 
     def _bitmaps(self, name: str, size: int) -> NDArray[np.uint8]:
         coded = self.array(f"p{size}/{name}/members")

@@ -22,7 +22,7 @@ _YOUNGER = {
     "prompt_window_tokens": None,
     "sparse_policy": None,
 }
-_YOUNGER_OF_BLOCKS = {"draft_levels": True}
+_YOUNGER_OF_BLOCKS = {"draft_sets": None, "mass_resolution": "eighth-octave"}
 _YOUNGER_OF_MODELS: dict[str, Any] = {"window_layers": [], "window_tokens": None}
 """Attributes that came after the first traces, with their defaults, at which they do not enter the hash."""
 

@@ -68,7 +68,10 @@ def array_layouts(model: ModelGeometry, group: GroupAttributes) -> dict[str, Arr
         members_only = mass_source(group.blocks, size) is None
         for name in block.rankings:
             layouts[f"p{size}/{name}/members"] = ArrayLayout("uint8", bitmap)
-            if name != "exact" and (block.draft_levels or not masked_rows(name)):
+            if masked_rows(name) and block.draft_sets is not None:
+                bits = ArrayLayout("uint8", (*heads, -(-block.max_ranked_blocks // 8)))
+                layouts |= {f"p{size}/{name}/best{k}": bits for k in block.draft_sets}
+            elif name != "exact":
                 layouts[f"p{size}/{name}/levels"] = ArrayLayout("uint8", ranked)
             if name in ("true", "exact") and members_only:
                 layouts[f"p{size}/{name}/mass"] = ArrayLayout("uint8", ranked)

@@ -85,6 +85,25 @@ def quantise_mass(mass: NDArray[np.floating]) -> NDArray[np.uint8]:
     return levels
 
 
+_COMPACT_STEPS = ((16, 1), (32, 2), (64, 4), (128, 16))
+"""(depth below the row's largest, step) in levels of a compact trace: eighths of an octave to 2 octaves, quarters to 4,
+halves to 8, two octaves to 16; whatever is smaller counts as 2^-16."""
+
+
+def coarsen_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Levels rounded as a compact trace keeps them; 0 (no mass) stays 0."""
+    table = np.zeros(256, np.uint8)
+    deepest, start = _COMPACT_STEPS[-1][0], 0
+    depths = np.minimum(255 - np.arange(1, 256), deepest)
+    for end, step in _COMPACT_STEPS:
+        inside = (depths > start) & (depths <= end)
+        rounded = start + (depths - start + step // 2) // step * step
+        table[1:][inside] = 255 - rounded[inside]
+        start = end
+    table[255] = 255
+    return table[levels]
+
+
 def quantise_rows(mass: NDArray[np.floating]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Levels of masses [..., n], and the masses that these levels stand for: float32, rows sum to 1."""
     levels = quantise_mass(mass)

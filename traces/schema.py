@@ -5,6 +5,7 @@ Everything but `name` and `provenance` is semantic: it enters the content hash.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Annotated, Literal
 
@@ -92,14 +93,20 @@ class BlockSizeAttributes(Attributes):
     block_mass: bool = True
     """Whether the softmax mass of every block is stored here. Else it is summed from a finer block size that has
     it for these layers, or only the mass of ranked blocks is known."""
-    draft_levels: bool = True
-    """False: drafts are sets. Their order is that of `true` where the token was right (it is the same query), else
-    that of `true` at the step that issued them."""
+    draft_sets: tuple[Count, ...] | None = None
+    """Null: drafts keep their levels. Else they are nested sets, of the best so many blocks (ascending) and of the best
+    M. The order inside a set is that of `true` where the token was right (it is the same query), else that of `true` at
+    the step that issued them."""
+    mass_resolution: Literal["eighth-octave", "compact"] = "eighth-octave"
+    """compact: `block_mass` is coarser the smaller it is (`traces.mass.coarsen_levels`)."""
 
     @model_validator(mode="after")
     def _layers_ascend(self) -> BlockSizeAttributes:
-        if any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
+        if any(a >= b for a, b in itertools.pairwise(self.layers)):
             raise ValueError("layers must ascend without repeats")
+        sizes = (*(self.draft_sets or ()), self.max_ranked_blocks)
+        if any(a >= b for a, b in itertools.pairwise(sizes)):
+            raise ValueError("draft_sets must ascend and stay below max_ranked_blocks")
         if "true" not in self.rankings:
             raise ValueError("rankings must contain 'true'")
         return self

@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from traces.codec import bitmap, encode_steps, gather, members_in_id_order, rank_levels, spread
+from traces.codec import best_bits, bitmap, encode_steps, gather, members_in_id_order, rank_levels, spread
 from traces.errors import InputError, TraceError
 from traces.hashing import ContentHasher
 from traces.layout import ArrayLayout, array_layouts, num_blocks, prompt_masses
@@ -158,6 +158,7 @@ class GroupWriter:
         )
         decoded: dict[str, NDArray[Any]] = {}
         true_bits = true_levels = np.empty(0, np.uint8)
+        true_ranked: NDArray[np.int32] = np.empty(0, np.int32)
         for name in sorted(block.rankings, key=lambda n: n != "true"):
             prefix = f"p{size}/{name}"
             ids, levels = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
@@ -168,9 +169,11 @@ class GroupWriter:
                     ids[t], levels[t] = step.rankings[size, name]
                 elif self.attributes.steps_written + t >= masked_rows(name):
                     raise InputError(f"step {self.attributes.steps_written + t} lacks ranking {prefix}")
+            ranked = ids
             ids, levels = members_in_id_order(ids, levels)
             bits = bitmap(ids, capacity)
             if name == "true":
+                true_ranked = ranked
                 true_bits, true_levels = bits, spread(ids, levels, capacity)
                 out[f"{prefix}/members"] = encode_steps(bits)
                 reference = np.concatenate([np.zeros_like(true_levels[:1]), true_levels[:-1]])
@@ -185,6 +188,9 @@ class GroupWriter:
             if name == "true" and source is None:
                 mass = np.stack([gather(step.mass[size], row) for step, row in zip(steps, ids, strict=True)])
                 out[f"{prefix}/mass"] = decoded[f"{prefix}/mass"] = mass
+            for k in block.draft_sets or () if masked_rows(name) else ():
+                best = decoded[f"{prefix}/best{k}"] = best_bits(ids, ranked[..., :k])
+                out[f"{prefix}/best{k}"] = best ^ best_bits(ids, true_ranked[..., :k])
             decoded[f"{prefix}/ids"] = ids
         rest = np.stack([step.rest[size] for step in steps]).astype(np.float32)
         out[f"p{size}/true/rest"] = decoded[f"p{size}/true/rest"] = rest

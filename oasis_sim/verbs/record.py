@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oasis_sim.options import assigned
+from oasis_sim.options import assigned, whole_numbers
 from traces.errors import EnvironmentMissing, InputError
 
 NUMBERS = ("block_sizes_tokens", "extra_block_sizes_tokens", "layers", "kv_heads", "extra_layers")
@@ -44,7 +44,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         given[name] = value
     for name in NUMBERS:
         if name in given:
-            given[name] = _numbers(name, given[name])
+            given[name] = whole_numbers(name, given[name])
     for name in NAMES:
         if name in given:
             given[name] = tuple(part.strip() for part in str(given[name]).split(","))
@@ -57,13 +57,6 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         folder = recorder(checked, target, progress=progress)
     print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
-
-
-def _numbers(name: str, text: Any) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in str(text).split(","))
-    except ValueError:
-        raise InputError(f"{name}: expected whole numbers with commas between them, got {text!r}") from None
 
 
 class _Progress:

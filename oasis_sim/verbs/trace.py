@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oasis_sim.options import whole_numbers
 from oasis_sim.output import gigabytes, print_json
 from traces.catalog import resolve
+from traces.errors import InputError
 from traces.reader import open_trace
 
 
@@ -39,11 +41,20 @@ def check(name_or_path: str, as_json: bool) -> int:
     return 0
 
 
-def pack(folder: str, target: str | None, as_json: bool) -> int:
-    """Zip a recorded folder."""
-    from traces.pack import pack as pack_folder
+def pack(source: str, target: str, compact: bool, layers: str | None, keep: str | None, as_json: bool) -> int:
+    """Zip a recorded folder as it is, or a compact copy of any trace."""
+    if compact:
+        from traces.compact import pack_compact
 
-    written = pack_folder(Path(folder), Path(target) if target else None)
+        chosen = None if layers is None else whole_numbers("--layers", layers)
+        names = () if keep is None else tuple(keep.split(","))
+        written = pack_compact(resolve(source), Path(target), layers=chosen, keep=names)
+    else:
+        from traces.pack import pack as pack_folder
+
+        if layers is not None or keep is not None:
+            raise InputError("--layers and --keep choose what a compact copy holds: add --compact")
+        written = pack_folder(Path(source), Path(target))
     if as_json:
         print_json({"out": str(written), "bytes": written.stat().st_size})
     else:

@@ -143,8 +143,8 @@ def test_previous_layer_of_the_first_layer_must_be_empty(tmp_path: Path) -> None
         check_trace(write(tmp_path / "t.zarr", blocks))
 
 
-def test_drafts_as_sets_keep_members_and_take_their_order_from_true(tmp_path: Path) -> None:
-    blocks = {4: BLOCKS[4].model_copy(update={"draft_levels": False})}
+def test_drafts_as_nested_sets_keep_them_and_take_the_order_inside_from_true(tmp_path: Path) -> None:
+    blocks = {4: BLOCKS[4].model_copy(update={"draft_sets": (3, 7)})}
     folder, whole = write(tmp_path / "t.zarr", blocks), write(tmp_path / "full.zarr", {4: BLOCKS[4]})
     check_trace(folder)
     sets, full = open_trace(folder).group("reasoning"), open_trace(whole).group("reasoning")
@@ -156,19 +156,24 @@ def test_drafts_as_sets_keep_members_and_take_their_order_from_true(tmp_path: Pa
         accepted = sets.array(f"{name}/accepted").astype(bool)
         assert accepted.any() == (j == 1)
         kept = sets.ranking(name, 4)
-        np.testing.assert_array_equal(np.sort(kept), np.sort(full.ranking(name, 4)))
+        for count in (3, 7, 12):
+            np.testing.assert_array_equal(np.sort(kept[..., :count]), np.sort(full.ranking(name, 4)[..., :count]))
         for t in range(j, STEPS):
             reference = true[t] if accepted[t] else true[t - j]
             for at in np.ndindex(2, 2):
                 order = reference[at].tolist()
-                expected = sorted(kept[t][at].tolist(), key=lambda b, o=order: (o.index(b) if b in o else len(o), b))
-                assert kept[t][at].tolist() == expected
+                for tier in (slice(0, 3), slice(3, 7), slice(7, 12)):
+                    inside = kept[t][at].tolist()[tier]
+                    expected = sorted(inside, key=lambda b, o=order: (o.index(b) if b in o else len(o), b))
+                    assert inside == expected
 
 
-def test_rank_set_orders_by_the_reference_then_by_id() -> None:
+def test_rank_set_orders_by_tier_then_by_the_reference_then_by_id() -> None:
     ids = np.array([[1, 4, 6, 9, -1]], np.int32)
-    assert rank_set(ids, np.array([[6, 2, 1, -1, -1]], np.int32)).tolist() == [[6, 1, 4, 9, -1]]
-    assert rank_set(ids, np.full((1, 5), -1, np.int32)).tolist() == [[1, 4, 6, 9, -1]]
+    reference, one_tier = np.array([[6, 2, 1, -1, -1]], np.int32), np.zeros((1, 5), np.int64)
+    assert rank_set(ids, reference, one_tier).tolist() == [[6, 1, 4, 9, -1]]
+    assert rank_set(ids, reference, np.array([[1, 1, 1, 0, 1]])).tolist() == [[9, 6, 1, 4, -1]]
+    assert rank_set(ids, np.full((1, 5), -1, np.int32), one_tier).tolist() == [[1, 4, 6, 9, -1]]
 
 
 def test_names_of_rankings() -> None:
