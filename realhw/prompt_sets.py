@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,21 +93,25 @@ def needle_prompt(examples: Sequence[Example], num_documents: int, depth: float,
 
 
 def multi_document_prompt(examples: Sequence[Example], num_documents: int, seed: int) -> tuple[str, str]:
-    """As `needle_prompt`, but the answer needs two facts: who keeps the archive, and that person's code.
+    """Numbered documents, four solved look-ups and a question for eight more; (prompt, how the first answer starts).
 
-    The facts lie at a quarter and at three quarters of the documents.
+    A look-up repeats the first sentence and the last line of a document. Documents, their order and those asked for are
+    drawn with `seed`.
     """
     generator = np.random.default_rng(seed)
-    code, other = (str(int(number)) for number in generator.choice(np.arange(10000, 100000), 2, replace=False))
-    order = generator.permutation(len(examples))[:num_documents]
-    keeper, stranger = (str(name) for name in generator.permutation(["Dora Lindt", "Emil Sorge"]))
-    facts = [f"{keeper} keeps the archive.", f"the access code of {keeper} is {code}, that of {stranger} {other}."]
-    places = (num_documents // 4, num_documents * 3 // 4)
-    parts = []
-    for number, index in enumerate(order):
-        parts += [f"Note: {fact}" for fact, place in zip(facts, places, strict=True) if number == place]
-        parts.append(f"Document {number + 1}: {examples[index].question}\n{examples[index].answer}")
-    parts.append(
-        "Question: what is the access code of the person who keeps the archive? Say where the documents tell it."
-    )
-    return "\n\n".join(parts), code
+    chosen = [examples[i] for i in generator.permutation(len(examples))[:num_documents]]
+    parts = [f"Document {number}: {e.question}\n{e.answer}" for number, e in enumerate(chosen, start=1)]
+    asked = [int(i) for i in generator.permutation(num_documents)[:12]]
+    solved, open_ones = asked[:4], asked[4:] or asked
+    for index in solved:
+        parts.append(f"Question: how does document {index + 1} begin and end?")
+        parts.append(f"Answer: {_look_up(index, chosen[index])}")
+    numbers = ", ".join(str(index + 1) for index in open_ones)
+    parts.append(f"Question: how do documents {numbers} begin and end? Go through all of them.")
+    return "\n\n".join(parts), _look_up(open_ones[0], chosen[open_ones[0]])
+
+
+def _look_up(index: int, example: Example) -> str:
+    first = re.match(r".*?[.?!](?=\s|$)", example.question, flags=re.DOTALL)
+    begins = first[0] if first else example.question
+    return f'Document {index + 1} begins "{begins}" and ends "{example.answer.strip().splitlines()[-1]}".'

@@ -92,7 +92,12 @@ def _decode(
         for step in range(options.steps):
             guesses = drafter.guess(history, options.draft_distances) if options.draft_distances else []
             tap.begin(len(history), 1 + len(guesses))
-            logits = _forward(loaded.model, [history[-1], *guesses], cache)[0].float().cpu()
+            logits = _forward(
+                loaded.model,
+                [history[-1], *guesses],
+                cache,
+                torch.zeros(1, dtype=torch.long, device=loaded.model.device),
+            )
             attention = tap.finish()
             cut(cache, len(guesses))
             group.append(step_record(attention, history[-1], len(history), group.attributes, queue, guesses))
@@ -124,7 +129,7 @@ def _prefill(
     for start in range(0, len(tokens), options.prefill_chunk_tokens):
         report("prefill", start, len(tokens))
         chunk = tokens[start : start + options.prefill_chunk_tokens]
-        _forward(loaded.model, chunk, cache, logits_to_keep=1)
+        _forward(loaded.model, chunk, cache, 1)
         require_cached(cache, start + len(chunk), loaded.geometry.name)
     report("prefill", len(tokens), len(tokens))
     prepare_cutting(cache)
@@ -138,11 +143,12 @@ def _prefill(
         group.write_prompt({key: quantise_mass(mass) for key, mass in masses.items()})
 
 
-def _forward(model: Any, tokens: list[int], cache: DynamicCache, **options: Any) -> torch.Tensor:
-    """Logits [R, V] of one pass over `tokens`, which enter the cache."""
+def _forward(model: Any, tokens: list[int], cache: DynamicCache, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
+    """Logits [V] of the first row that is kept of one pass over `tokens`, which enter the cache."""
     ids = torch.tensor([tokens], device=model.device)
-    logits: torch.Tensor = model(input_ids=ids, use_cache=True, **{cache_keyword(model): cache}, **options).logits
-    return logits[0]
+    cached = {cache_keyword(model): cache}
+    logits: torch.Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=logits_to_keep, **cached).logits
+    return logits[0, 0].float().cpu()
 
 
 def _sample(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
