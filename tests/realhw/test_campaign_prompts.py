@@ -32,4 +32,5 @@ def test_prompts_reach_the_context() -> None:
                 assert asked.held_out(0.1)
             else:
                 assert prompt.answer is not None
-                assert prompt.answer.split('"')[-2] in prompt.messages[0].content
+                quoted = prompt.answer.split('"')[1::2] or [prompt.answer]
+                assert all(part in prompt.messages[0].content for part in quoted)
