@@ -274,19 +274,43 @@ class _Builder:
 
     def _pairs(self) -> list[dict[str, Any]]:
         """Two kernels by rounds that start together, as a layer starts them; a kernel and a transfer run freely."""
+        names = {"kernel": "kernel", "beside": "beside", "ctas": "gather_ctas", "batch": "batch_size"}
         pairs = []
-        for row in self._raw.select("pair", which="kernel_rate"):
-            key = {name: row.params.get(name) for name in ("kernel", "beside", "ctas", "batch")}
-            kind = "pair_round" if self._raw.select("pair_round", **key) else "pair"
+        for values in dict.fromkeys(tuple(r.params.get(name) for name in names) for r in self._raw.select("pair")):
+            of = dict(zip(names, values, strict=True))
+            kind = "pair_round" if self._raw.select("pair_round", **of) else "pair"
+            kernel, beside = (
+                sorted(self._raw.select(kind, which=which, **of), key=lambda r: int(r.params.get("blocks", 0)))
+                for which in ("kernel_rate", "beside_rate")
+            )
+            if len(kernel) != len(beside):
+                raise InputError(f"measurements: {kind} {of} lacks the rate of one side")
             what = "rounds that start both" if kind == "pair_round" else "a graph of the two"
-            named = {"kernel": "kernel", "beside": "beside", "gather_ctas": "ctas", "batch_size": "batch"}
-            pair: dict[str, Any] = {name: key[k] for name, k in named.items() if key[k] is not None}
-            for name in ("kernel_rate", "beside_rate"):
-                r = self._raw.one(kind, which=name, **key)
-                rate = min(1.0, max(LEAST_RATE, r.median))
-                pair[name] = self._figure(rate, what, r.spread, r.repetitions).model_dump(exclude_none=True)
+            pair: dict[str, Any] = {names[name]: value for name, value in of.items() if value is not None}
+            pair["kernel_rate"] = self._share(kernel[-1].median, what, kernel[-1])
+            pair["beside_rate"] = self._share(beside[-1].median, what, beside[-1])
+            if len(beside) > 1:
+                pair |= self._launch_wait(beside[0], beside[-1])
             pairs.append(pair)
         return pairs
+
+    def _share(self, value: float, what: str, row: Measurement) -> dict[str, Any]:
+        figure = self._figure(min(1.0, max(LEAST_RATE, value)), what, row.spread, row.repetitions)
+        return figure.model_dump(exclude_none=True)
+
+    def _launch_wait(self, short: Measurement, long: Measurement) -> dict[str, Any]:
+        """Of gathers of two lengths: what each launch waits beside the kernel, and its rate from then on."""
+        alone = [r.params["beside_alone_s"] for r in (short, long)]
+        beside = [a / max(LEAST_RATE, r.median) for a, r in zip(alone, (short, long), strict=True)]
+        rate = min(1.0, (alone[1] - alone[0]) / max(beside[1] - beside[0], 1e-9))
+        wait_s = max(0.0, beside[0] - alone[0] / rate)
+        sizes = f"launches of {short.params['blocks']} and {long.params['blocks']} blocks beside the kernel"
+        wait = self._figure(wait_s, sizes, beside[0] * short.spread / short.median, short.repetitions)
+        return {
+            "beside_rate": self._share(rate, sizes, long),
+            "launch_wait_s": wait.model_dump(exclude_none=True),
+            "kernel_s": _round(long.params["kernel_alone_s"]),
+        }
 
 
 def _round(value: float) -> float:

@@ -7,6 +7,7 @@ C and B run a kernel kind; H and D are idle or busy. Rate 1 is the engine alone.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -17,6 +18,9 @@ from simulator.specs.policy import Transport
 
 NUM_KINDS = 5
 C, B, H, D = range(4)
+Float = NDArray[np.float64]
+PRODUCTS_PER_LAYER = 4
+"""QKV, O, gate and up, down: what calibration runs in turn."""
 ALONE = (1.0, 1.0)
 
 
@@ -33,31 +37,60 @@ class Kind(IntEnum):
 def _pair(
     pairs: tuple[PairRate, ...], kernel: Kind, beside: str, gather_ctas: int, batch_size: int
 ) -> tuple[float, float] | None:
-    """(rate of `kernel`, rate of `beside`) while both run, null where the pair is not listed.
-
-    Linear in the grid of a gather and in the logarithm of the batch size between measured ones, constant beyond.
-    """
-    name = kernel.name.lower()
-    rows = [p for p in pairs if p.kernel == name and p.beside == beside]
-    sizes = sorted({p.batch_size for p in rows if p.batch_size is not None})
-    by_size = [[p for p in rows if p.batch_size == size] for size in sizes] or [rows]
+    """(rate of `kernel`, rate of `beside`) while both run, null where the pair is not listed."""
+    rows = _rows(pairs, kernel, beside)
     if not rows:
         return None
-    at_size = np.array([_by_grid(rows, gather_ctas) for rows in by_size])
-    kernel_rate, beside_rate = (np.interp(np.log2(batch_size), np.log2(sizes or [1]), rates) for rates in at_size.T)
-    return float(kernel_rate), float(beside_rate)
+    values = [(row.kernel_rate.value, row.beside_rate.value) for row in rows]
+    kernel_rate, beside_rate = _interpolated(rows, values, gather_ctas, batch_size)
+    return kernel_rate, beside_rate
 
 
-def _by_grid(rows: list[PairRate], gather_ctas: int) -> tuple[float, float]:
-    rows = sorted(rows, key=lambda p: p.gather_ctas or 0)
-    grids = [float(p.gather_ctas or 0) for p in rows]
-    kernel_rate = np.interp(gather_ctas, grids, [p.kernel_rate.value for p in rows])
-    return float(kernel_rate), float(np.interp(gather_ctas, grids, [p.beside_rate.value for p in rows]))
+def _rows(pairs: tuple[PairRate, ...], kernel: Kind, beside: str) -> list[PairRate]:
+    """Rows of a pair, those that name a batch before those that do not."""
+    rows = [p for p in pairs if p.kernel == kernel.name.lower() and p.beside == beside]
+    return [p for p in rows if p.batch_size is not None] or rows
 
 
-def engine_rates(
-    hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int
-) -> NDArray[np.float64]:
+def _interpolated(
+    rows: Sequence[PairRate], values: Sequence[tuple[float, float]], gather_ctas: int, batch_size: int
+) -> tuple[float, float]:
+    """Both values, linear in the grid of a gather and in the logarithm of the batch size, constant beyond."""
+    sizes = sorted({row.batch_size or 1 for row in rows})
+    at_size = []
+    for size in sizes:
+        chosen = sorted(
+            (row.gather_ctas or 0, *pair)
+            for row, pair in zip(rows, values, strict=True)
+            if (row.batch_size or 1) == size
+        )
+        grids, first, second = np.array(chosen).T
+        at_size.append([np.interp(gather_ctas, grids, first), np.interp(gather_ctas, grids, second)])
+    first, second = (np.interp(np.log2(batch_size), np.log2(sizes), column) for column in np.array(at_size).T)
+    return float(first), float(second)
+
+
+def gather_wait_s(
+    hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int, gemm_s: Float, attention_s: Float
+) -> Float:
+    """Seconds that a gather beside the layer stack waits for a free multiprocessor: until a running program ends.
+
+    Mean over the instants of a layer of `gemm_s` seconds of products and `attention_s` of attention. A shorter launch
+    than the one that was timed has shorter programs; a longer one has more of them.
+    """
+    wait_s = np.zeros_like(gemm_s + attention_s)
+    if transport != "gather":
+        return wait_s
+    for kind, total_s, launches in ((Kind.GEMM, gemm_s, PRODUCTS_PER_LAYER), (Kind.ATTENTION, attention_s, 1)):
+        rows = [row for row in _rows(hardware.pairs, kind, "gather") if row.launch_wait_s and row.kernel_s]
+        if rows:
+            values = [(row.launch_wait_s.value, row.kernel_s) for row in rows if row.launch_wait_s and row.kernel_s]
+            timed_wait_s, timed_s = _interpolated(rows, values, gather_ctas, batch_size)
+            wait_s += total_s * timed_wait_s * np.minimum(1.0, total_s / launches / timed_s)
+    return np.asarray(wait_s / (gemm_s + attention_s))
+
+
+def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int) -> Float:
     """Rates [kind of C, kind of B, H busy, D busy, engine], float64 in (0, 1].
 
     Measured in pairs; three at once is an assumption. C and B share the multiprocessors as their pair does. A transfer
@@ -107,9 +140,9 @@ class RatesByBatch:
 
     def __init__(self, hardware: HardwareSpec, transport: Transport, gather_ctas: int) -> None:
         self._of = (hardware, transport, gather_ctas)
-        self._rates: dict[int, NDArray[np.float64]] = {}
+        self._rates: dict[int, Float] = {}
 
-    def at(self, batch_size: int) -> NDArray[np.float64]:
+    def at(self, batch_size: int) -> Float:
         """The table of a batch; an iteration without decoding requests takes that of one."""
         size = max(1, batch_size)
         if size not in self._rates:

@@ -17,6 +17,7 @@ from simulator import cost, draft_heads
 from simulator import step_layout as at
 from simulator.capacity import STREAM_BUFFERS, slots_per_head
 from simulator.demand import Demand
+from simulator.engine_rates import gather_wait_s
 from simulator.links import LinkCost, fetch_cost, stream_cost, write_back_cost
 from simulator.remote import RemoteCost, reads_beyond_host, remote_cost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
@@ -173,6 +174,9 @@ def build_run_work(
     if cost.drafts(policy):
         plain = policy.model_copy(update={"predictor": _WITHOUT_DRAFTS[policy.predictor], "verify_drafts": False})
         draft_overhead_s = _compute_s(durations_s, attention_s, selects) - _compute_s(*kernels(plain), selects)
+    prefetch_s = per_layer(moved.prefetch_s)
+    gemm_s = durations_s[:, [at.QKV, at.FFN]].sum(axis=1, keepdims=True)
+    wait_s = gather_wait_s(hardware, policy.transport, policy.gather_ctas, batch_size, gemm_s, attention_s)
     return RunWork(
         rules=rules,
         work=StepWork(
@@ -181,7 +185,7 @@ def build_run_work(
             scatter_s=per_layer(moved.scatter_s),
             selects=selects,
             first_s=per_layer(moved.first_s),
-            prefetch_s=per_layer(moved.prefetch_s),
+            prefetch_s=prefetch_s + wait_s * np.sign(prefetch_s),
             write_s=per_layer(write_s),
             waits_for_slots=per_layer(moved.waits_for_slots).astype(np.bool_),
             remote_first_s=per_layer(moved.remote_first_s),

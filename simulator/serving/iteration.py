@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simulator import cost
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
-from simulator.engine_rates import RatesByBatch
+from simulator.engine_rates import RatesByBatch, gather_wait_s
 from simulator.links import d2h_bytes_per_s, fetch_cost, write_back_cost
 from simulator.serving.batch_kernel import (
     ATTENDED_TOKENS,
@@ -125,6 +125,7 @@ class Iteration:
         self._fill_attention(batch)
         if self.transfers:
             self._fill_transfers(batch)
+            self._wait_for_multiprocessors(batch)
 
     def _fill_durations(self, batch: Batch) -> None:
         kernels, policy, dur = self.kernels, self.setting.policy, self.durations_s[self.row]
@@ -182,6 +183,15 @@ class Iteration:
         )  # fmt: skip
         self.h2d_bytes += h2d_blocks * self.block_bytes
         self.d2h_bytes += written_bytes * len(self.full_layers) * model.tensor_parallel
+
+    def _wait_for_multiprocessors(self, batch: Batch) -> None:
+        policy, row = self.setting.policy, self.row
+        gemm_s = self.durations_s[row, [at.QKV, at.FFN]].sum()
+        wait_s = gather_wait_s(
+            self.setting.hardware, policy.transport, policy.gather_ctas, max(1, batch.num_decoding), gemm_s,
+            self.attention_s[row],
+        )  # fmt: skip
+        self.prefetch_s[row] += wait_s * np.sign(self.prefetch_s[row])
 
     def _next_row(self) -> None:
         self.row += 1

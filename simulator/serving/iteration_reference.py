@@ -14,6 +14,7 @@ from simulator import cost, draft_heads
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
 from simulator.demand import Demand
+from simulator.engine_rates import gather_wait_s
 from simulator.links import LinkCost, fetch_cost, write_back_cost
 from simulator.serving.kernel_times import Setting
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT
@@ -48,7 +49,14 @@ class ReferenceRun:
             "durations_s": self._durations(decoding, chunks, num_last_chunks),
             "attention_s": self._attention(decoding, chunks),
         }
-        self.rows.append(row | self._transfers(decoding, chunks))
+        row |= self._transfers(decoding, chunks)
+        policy, gemm_s = self.setting.policy, row["durations_s"][[at.QKV, at.FFN]].sum()
+        wait_s = gather_wait_s(
+            self.setting.hardware, policy.transport, policy.gather_ctas, max(1, len(decoding)), gemm_s,
+            row["attention_s"],
+        )  # fmt: skip
+        row["prefetch_s"] = row["prefetch_s"] + wait_s * (row["prefetch_s"] > 0)
+        self.rows.append(row)
 
     def work(self) -> StepWork:
         model, policy = self.setting.model, self.setting.policy

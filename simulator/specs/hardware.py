@@ -190,6 +190,10 @@ class PairRate(Spec):
     """Rate of `kernel` while both run, 1 = alone."""
     beside_rate: Figure
     """Rate of the other."""
+    launch_wait_s: Figure | None = None
+    """How long each launch of a gather beside the kernel waits for a multiprocessor; null: part of `beside_rate`."""
+    kernel_s: PositiveFloat | None = None
+    """One launch of the kernel, where `launch_wait_s` is told."""
 
 
 class HardwareSpec(Spec):

@@ -108,6 +108,25 @@ def test_pairs_by_batch_keep_their_batch(raw):
     assert found == [(8, 0.95, 0.8), (64, 0.5, 0.6)]
 
 
+def test_two_launch_lengths_tell_the_wait_from_the_rate(raw):
+    wait_s, rate, alone = 40e-6, 0.9, {256: 45e-6, 2048: 335e-6}
+    of = {"kernel": "gemm", "beside": "gather", "ctas": 4, "batch": 32, "kernel_alone_s": 28e-6}
+    rows = [
+        Measurement(
+            "pair", value, 0.01, 5, unit="1", params={"which": which, "blocks": n, "beside_alone_s": alone[n], **of}
+        )
+        for n in (2048, 256)
+        for which, value in (("kernel_rate", 0.8 + n / 20480), ("beside_rate", alone[n] / (wait_s + alone[n] / rate)))
+    ]
+    plain = tuple(r for r in raw.rows if r.kind != "pair")
+    (pair,) = build_profile(type(raw)(raw.device, raw.started, (*plain, *rows)), None, "h200-sxm").pairs
+    assert pair.launch_wait_s is not None
+    assert pair.launch_wait_s.value == pytest.approx(wait_s, rel=1e-4)
+    assert pair.beside_rate.value == pytest.approx(rate, rel=1e-4)
+    assert pair.kernel_rate.value == pytest.approx(0.9)  # of the long launch
+    assert pair.kernel_s == 28e-6
+
+
 def test_two_gpus_give_nvlink_and_a_switch_only_where_they_share_one(raw):
     base = load_hardware("h200-sxm")
     peer = [Measurement("peer_copy", size / rate, 0.0, 7, size) for size, rate in ((1 << 24, 252e9), (1 << 30, 392e9))]

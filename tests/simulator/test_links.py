@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from simulator import catalog
-from simulator.engine_rates import B, C, D, H, Kind, RatesByBatch, engine_rates
+from simulator.engine_rates import B, C, D, H, Kind, RatesByBatch, engine_rates, gather_wait_s
 from simulator.links import fetch_cost, gather_bytes_per_s, interleaved_rate
 from simulator.specs.base import Figure
 from simulator.specs.hardware import PairRate
+from simulator.specs.policy import Transport
 from simulator.step_work import sum_over_requests, transfer_s
 
 H200 = catalog.load_hardware("h200-sxm")
@@ -129,6 +130,27 @@ def test_grids_are_interpolated_within_a_batch_and_rows_without_a_batch_hold_for
     assert rates[8][Kind.GEMM] == pytest.approx(0.8)
     assert rates[16][Kind.GEMM] == pytest.approx(0.65)
     assert [rates[n][Kind.SCORE] for n in (8, 16, 32)] == pytest.approx([0.3] * 3)
+
+
+def test_a_gather_waits_for_the_programs_that_run_when_it_is_launched():
+    def pair(kernel: str, wait_s: float, kernel_s: float) -> PairRate:
+        wait = Figure(value=wait_s, source="test")
+        return _pair(kernel, "gather", 8, (1.0, 1.0), 4).model_copy(
+            update={"launch_wait_s": wait, "kernel_s": kernel_s}
+        )
+
+    hardware = H200.model_copy(update={"pairs": (pair("gemm", 30e-6, 25e-6), pair("attention", 40e-6, 80e-6))})
+
+    def wait_s(gemm_s: float, attention_s: float, transport: Transport = "gather") -> float:
+        return float(gather_wait_s(hardware, transport, 4, 64, np.array(gemm_s), np.array(attention_s)))
+
+    # As timed: 100 us in four products, 80 us of attention; a launch meets either for the time that it takes.
+    assert wait_s(100e-6, 80e-6) == pytest.approx((100 * 30e-6 + 80 * 40e-6) / 180)
+    # Attention of half the length has programs of half the length; of twice the length, twice as many.
+    assert wait_s(100e-6, 40e-6) == pytest.approx((100 * 30e-6 + 40 * 20e-6) / 140)
+    assert wait_s(100e-6, 160e-6) == pytest.approx((100 * 30e-6 + 160 * 40e-6) / 260)
+    assert wait_s(100e-6, 80e-6, "ce-batched") == 0
+    assert float(gather_wait_s(H200, "gather", 16, 64, np.array(1e-4), np.array(8e-5))) == 0, "not timed"
 
 
 def test_sum_over_requests_equals_the_plain_loop():
