@@ -53,11 +53,11 @@ def test_persistence_of_known_sets(statistics: TraceStatistics) -> None:
     assert at[8] == pytest.approx(odd)
 
 
-def test_drafts_against_target_and_issue(statistics: TraceStatistics) -> None:
+def test_drafts_against_target_and_the_position_before(statistics: TraceStatistics) -> None:
     state = statistics.layers[0].heads[0].drafts[0]["all"]
     eight = statistics.set_sizes.index(8)
     assert state.with_true[eight] == pytest.approx(0.5)
-    assert state.with_issue[eight] == pytest.approx(1.0)
+    assert state.with_before[eight] == pytest.approx(1.0)
 
 
 def test_mass_is_where_it_was_put(statistics: TraceStatistics) -> None:

@@ -15,10 +15,11 @@ from traces.check import check_trace
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
 from traces.schema import ModelGeometry
+from traces.synth.kinds import draft_kinds
 from traces.synth.measure import measure
 from traces.synth.recipes import load_recipe, recipe_names, recipe_statistics
 from traces.synth.statistics import TraceStatistics
-from traces.synth.synthesise import draft_kinds, synthesise
+from traces.synth.synthesise import synthesise
 
 RECIPE = "qwen3-8b-published"
 OTHER = ModelGeometry(name="other", num_layers=5, num_query_heads=8, num_kv_heads=4, head_dim=64)

@@ -7,23 +7,29 @@ seed of its own, and taken from every head's target; single heads are not fitted
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from traces.synth.fit import HeadFit, HeadProcess
-from traces.synth.measure import members, overlap
+from traces.codec import Ids
+from traces.synth.fit import Bias, HeadFit, HeadProcess
+from traces.synth.kinds import beside_right, draft_kinds
+from traces.synth.measure import draft_overlaps, members, overlap
 from traces.synth.normal import FloatArray
-from traces.synth.process import LayerProcess
-from traces.synth.statistics import TraceStatistics
+from traces.synth.process import LayerProcess, Scores
+from traces.synth.statistics import HeadStatistics, TraceStatistics
+
+DraftOverlaps = Mapping[tuple[int, str, str], FloatArray]
+"""[K] by distance, kind and field of DraftState."""
 
 _SEED = 20011
 _STEPS = 160
 _LEAST_PAIRS = 48
 _LEAST_HEADS = 48
 """Heads that a run averages over; few sources are run as several copies."""
-_ROUNDS = 2
+_ROUNDS = 3
 
 
 def fit_heads(statistics: TraceStatistics, layers: Iterable[int]) -> dict[int, list[HeadProcess]]:
@@ -34,40 +40,89 @@ def fit_heads(statistics: TraceStatistics, layers: Iterable[int]) -> dict[int, l
 @lru_cache(maxsize=4)
 def _fit_heads(statistics_json: str, rows: tuple[int, ...]) -> dict[int, list[HeadProcess]]:
     statistics = TraceStatistics.model_validate_json(statistics_json)
-    fits = [HeadFit(statistics, head) for row in rows for head in statistics.layers[row].heads]
-    target = np.array([head.persistence for row in rows for head in statistics.layers[row].heads])
-    bias = np.zeros(target.shape[1:])
+    heads = [head for row in rows for head in statistics.layers[row].heads]
+    fits = [HeadFit(statistics, head) for head in heads]
+    target = np.array([head.persistence for head in heads]).mean(axis=0)
+    drafted = _mean_drafts(heads)
+    bias = Bias(np.zeros(target.shape), {key: np.zeros(len(row)) for key, row in drafted.items()})
     for step in range(_ROUNDS):
-        processes = [fit.process(bias) for fit in fits]
-        bias = bias + _mean_bias(statistics, processes, target, seed=_SEED + step)
+        run = _run(statistics, [fit.process(bias) for fit in fits], seed=_SEED + step)
+        bias = Bias(
+            bias.persistence + _excess(statistics, run.best, target),
+            {key: of + run.drafts.get(key, drafted[key]) - drafted[key] for key, of in bias.drafts.items()},
+        )
     fitted = iter([fit.process(bias) for fit in fits])
     return {row: [next(fitted) for _ in statistics.layers[row].heads] for row in rows}
 
 
-def _mean_bias(statistics: TraceStatistics, processes: list[HeadProcess], target: FloatArray, seed: int) -> FloatArray:
-    """Persistence of a run minus the measured one, mean over heads, [K, lags]."""
-    copies = -(-_LEAST_HEADS // len(processes))
-    heads = processes * copies
+def _mean_drafts(heads: Sequence[HeadStatistics]) -> DraftOverlaps:
+    """Of all heads; every head has the same fields."""
+    found: dict[tuple[int, str, str], list[FloatArray]] = {}
+    for head in heads:
+        for j, states in enumerate(head.drafts, start=1):
+            for kind, state in states.items():
+                for name, row in state.model_dump().items():
+                    if row:
+                        found.setdefault((j, kind, name), []).append(np.array(row))
+    return {key: np.mean(rows, axis=0) for key, rows in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    best: Ids
+    """[S, 1, H, K], the largest K, best first."""
+    drafts: DraftOverlaps
+
+
+def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -> _Run:
+    """The processes at the source's geometry and context, several copies of few heads."""
+    heads = processes * -(-_LEAST_HEADS // len(processes))
     size, context = statistics.block_size_tokens, statistics.context_tokens
     capacity = -(-(context + _STEPS - 1) // size)
-    run = LayerProcess(heads, capacity, np.array(statistics.mass_ranks, np.float64), 0, np.random.default_rng(seed))
+    ranks = np.array(statistics.mass_ranks, np.float64)
+    rng = np.random.default_rng(seed)
+    kinds = draft_kinds(statistics, _STEPS, rng)
+    run = LayerProcess(heads, capacity, (context - 1) // size, ranks, len(kinds), rng)
     most = statistics.set_sizes[-1]
-    best = np.empty((_STEPS, 1, len(heads), most), np.int32)
+    best = np.full((1 + len(kinds), _STEPS, 1, len(heads), most), -1, np.int32)
     for step in range(_STEPS):
         selectable = (context + step - 1) // size
         run.advance(selectable)
-        scores = run.scores[:, :selectable]
-        top = np.argpartition(-scores, most - 1, axis=-1)[:, :most]
-        order = np.argsort(-np.take_along_axis(scores, top, axis=-1), axis=-1)
-        best[step, 0] = np.take_along_axis(top, order, axis=-1)
-    measured = np.empty((len(heads), *target.shape[1:]))
+        best[0, step, 0] = _best(run.scores[:, :selectable], most)
+        for j, of_step in enumerate(kinds, start=1):
+            if step >= j:
+                after, before = beside_right(of_step, step, j)
+                drafted = run.draft_scores(j, str(of_step[step]), after_right=after, before_right=before)
+                best[j, step, 0] = _best(drafted[:, : (context + step - j - 1) // size], most)
+    rows = {
+        (j, kind): j + np.flatnonzero(of_step[j:] == kind)
+        for j, of_step in enumerate(kinds, start=1)
+        for kind in np.unique(of_step[j:]).tolist()
+    }
+    overlaps: dict[tuple[int, str, str], list[float]] = {}
+    for set_size in statistics.set_sizes:
+        sets = members(best[0], set_size, capacity)
+        for (j, kind), at in rows.items():
+            for name, values in draft_overlaps(best[j], sets, at, rows.get((j, "right")), set_size).items():
+                overlaps.setdefault((j, kind, name), []).append(float(values.mean()))
+    return _Run(best[0], {key: np.array(row) for key, row in overlaps.items()})
+
+
+def _best(scores: Scores, count: int) -> Ids:
+    """Ids of the best `count` blocks, best first, [H, count]."""
+    top = np.argpartition(-scores, count - 1, axis=-1)[:, :count]
+    order = np.argsort(-np.take_along_axis(scores, top, axis=-1), axis=-1)
+    return np.take_along_axis(top, order, axis=-1).astype(np.int32)
+
+
+def _excess(statistics: TraceStatistics, best: Ids, target: FloatArray) -> FloatArray:
+    """Persistence of a run minus the target, mean over heads, [K, lags]; at lags that leave too few pairs it is that
+    of the last one that does not."""
     lags = [lag for lag in statistics.lags if _STEPS - lag >= _LEAST_PAIRS]
+    excess = np.empty(target.shape)
     for i, set_size in enumerate(statistics.set_sizes):
-        sets = members(best, set_size, capacity)
-        for j in range(len(statistics.lags)):
-            lag = lags[min(j, len(lags) - 1)]
-            measured[:, i, j] = overlap(sets[lag:], sets[:-lag], set_size)[0]
-    last = len(lags) - 1
-    bias: FloatArray = measured.mean(axis=0) - target.mean(axis=0)
-    bias[:, last + 1 :] = bias[:, last : last + 1]
-    return bias
+        sets = members(best, set_size, int(best.max()) + 1)
+        for j, lag in enumerate(lags):
+            excess[i, j] = overlap(sets[lag:], sets[:-lag], set_size).mean() - target[i, j]
+    excess[:, len(lags) :] = excess[:, len(lags) - 1 : len(lags)]
+    return excess

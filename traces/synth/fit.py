@@ -9,7 +9,7 @@ and a block's scores at two steps are bivariate normal, so that every fit is a c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,14 +26,40 @@ _NOISE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNoise:
-    """How a draft row of one kind relates to the real rows, on a scale from the correlation of the two steps (0) to
-    1: with the position that it is for, and with the position where it was made."""
+class Bias:
+    """How much more two sets overlap in a run than the closed form says, mean over heads: what to take from the
+    measured overlaps before fitting them."""
 
+    persistence: FloatArray
+    """[K, lags]."""
+    drafts: Mapping[tuple[int, str, str], FloatArray]
+    """[K] by distance, kind and field of DraftState; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNoise:
+    """What the noise of a draft row of one kind shares with that of the real rows.
+
+    noise = faith · [the steady parts of its position + white part of (known · that of its position + before · that of
+    the position before + next · that of the next position + what is left: fresh)] + sqrt(1 − faith²) · that of another
+    process of the same time constants, of which the share `steady` of what is not fresh in the real one is not fresh.
+    """
+
+    faith: float
     known: float
-    kept: float
-    steadiness: float | None = None
-    """Correlation of two successive rows, as a multiple of that of two successive steps."""
+    before: float
+    before_if_right: float
+    """`before`, where the row before is of a right guess."""
+    next_if_right: float
+    """Where the next row is of a right guess; else 0."""
+    steady: float
+
+    def weights(self, after_right: bool, before_right: bool) -> tuple[float, ...]:
+        """Faith, known, before, next, fresh, steady of a row with these neighbours."""
+        before = self.before_if_right if after_right else self.before
+        after = self.next_if_right if before_right else 0.0
+        fresh = float(np.sqrt(max(0.0, 1.0 - self.known**2 - before**2 - after**2)))
+        return self.faith, self.known, before, after, fresh, self.steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +75,6 @@ class HeadProcess:
     """Variance of the fast part."""
     slow: FloatArray
     """Variance of the slow part; white noise has the rest."""
-    typical: tuple[float, float]
-    """Both variances, mean over K by the number of blocks whose membership the noise decides."""
     fast_steps: float
     slow_steps: float
     level_correlation: float
@@ -93,7 +117,7 @@ class HeadProcess:
         return np.interp(levels, self.noise_levels, self.fast), np.interp(levels, self.noise_levels, self.slow)
 
     def correlation(self, levels: FloatArray, lag: float) -> FloatArray:
-        """Autocorrelation of the noise at a lag ≥ 1."""
+        """Autocorrelation of the noise at a lag ≥ 1; at 0 that of its steady parts."""
         fast, slow = self.noise_shares(levels)
         correlation: FloatArray = fast * np.exp(-lag / self.fast_steps) + slow * np.exp(-lag / self.slow_steps)
         return correlation
@@ -121,11 +145,10 @@ class HeadFit:
         self._curves = [curves[i // 3] for i in range(len(self.lags))]
         self._steps: tuple[tuple[float, float], ...] = tuple(itertools.product(FAST_STEPS, SLOW_STEPS))
 
-    def process(self, bias: FloatArray) -> HeadProcess:
-        """The fitted head. bias: [K, lags], what to take from the measured persistence before fitting it, because a
-        process comes out that much above what the closed form says."""
+    def process(self, bias: Bias) -> HeadProcess:
+        """The fitted head."""
         statistics, head, lags = self._statistics, self._head, self.lags
-        wanted = self._correlations(np.array(head.persistence) - bias)
+        wanted = self._correlations(np.array(head.persistence) - bias.persistence)
         importance = _importance(self._curves[0], self.sizes)
         goal = wanted.copy()
         process = HeadProcess(
@@ -134,7 +157,6 @@ class HeadFit:
             noise_levels=self._thresholds[::-1] + 1e-9 * np.arange(len(self.sizes)),
             fast=np.zeros(len(self.sizes)),
             slow=np.zeros(len(self.sizes)),
-            typical=(0.0, 0.0),
             fast_steps=FAST_STEPS[0],
             slow_steps=SLOW_STEPS[0],
             level_correlation=0.0,
@@ -158,11 +180,8 @@ class HeadFit:
         middle = slice(self._nodes.num_sinks + self._nodes.num_ages, None)
         levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
         spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
-        fast, slow = np.average(parts, axis=0, weights=importance)
-        process = replace(process, typical=(float(fast), float(slow)))
         drafts = tuple(
-            {kind: self._draft(state, process, importance, bias, j) for kind, state in states.items()}
-            for j, states in enumerate(head.drafts, start=1)
+            self._draft_rows(j, states, process, importance, bias) for j, states in enumerate(head.drafts, start=1)
         )
         lag_1 = float(np.average(np.clip(wanted[:, 0], 0.0, 1.0), weights=importance))
         follows, noise = _mass_of_score(statistics, head, self.sizes, spread, lag_1)
@@ -178,32 +197,63 @@ class HeadFit:
         """Autocorrelations that give these overlaps, both [K, lags]."""
         return np.stack([_inverted(persistence[:, i], curve) for i, curve in enumerate(self._curves)], axis=1)
 
-    def _draft(
-        self, state: DraftState, process: HeadProcess, importance: FloatArray, bias: FloatArray, distance: int
-    ) -> DraftNoise:
-        """Position of a draft's correlations between that of the process at the two steps and 1, mean over K.
+    def _draft_rows(
+        self,
+        distance: int,
+        states: Mapping[str, DraftState],
+        process: HeadProcess,
+        importance: FloatArray,
+        bias: Bias,
+    ) -> dict[str, DraftNoise]:
+        """All kinds of rows of one distance, right ones first."""
+        found: dict[str, DraftNoise] = {}
+        for kind in sorted(states, key=lambda kind: kind != "right"):
+            corrected = {
+                name: np.array(row) - bias.drafts.get((distance, kind, name), 0.0)
+                for name, row in states[kind].model_dump().items()
+                if row
+            }
+            found[kind] = self._draft(corrected, process, importance, found.get("right"))
+        return found
 
-        Members of a draft row have aged by `distance` steps, as the real rows at that lag.
+    def _draft(
+        self,
+        overlaps: Mapping[str, FloatArray],
+        process: HeadProcess,
+        importance: FloatArray,
+        right: DraftNoise | None = None,
+    ) -> DraftNoise:
+        """Of a row's overlaps with the rows around it, by the names of DraftState: mean correlations over K.
+
+        right: what right rows are.
         """
-        nearest = int(np.argmin(np.abs(self.lags - distance)))
+
+        def mean(row: FloatArray) -> float:
+            return float(np.average(_inverted(row, self._curves[0]), weights=importance))
+
         size = self._statistics.block_size_tokens
-        reached = process.overlap(self.sizes, self._thresholds, distance, size)
-        apart = _inverted(reached, self._curves[nearest])
-        scale = np.maximum(1.0 - apart, 0.02)
-        # Lag 1 is fitted closest, so that its bias is that of the closed form; it vanishes as two sets become equal.
-        changed = 1.0 - np.array(self._head.persistence)[:, nearest]
-        found = []
-        for overlaps in (np.array(state.with_true), np.array(state.with_issue)):
-            share = np.minimum((1.0 - overlaps) / np.maximum(changed, 1e-3), 1.5)
-            correlation = _inverted(overlaps - bias[:, 0] * share, self._curves[nearest])
-            found.append(float(np.clip(np.average((correlation - apart) / scale, weights=importance * scale), -1, 1)))
-        if not state.with_next:
-            return DraftNoise(found[0], found[1])
-        lag_1 = _inverted(process.overlap(self.sizes, self._thresholds, 1, size), self._curves[0])
-        changes = np.minimum((1.0 - np.array(state.with_next)) / np.maximum(changed, 1e-3), 1.5)
-        successive = _inverted(np.array(state.with_next) - bias[:, 0] * changes, self._curves[0])
+        steady, lag_1 = (mean(process.overlap(self.sizes, self._thresholds, lag, size)) for lag in (0, 1))
+        white = max(1.0 - steady, 1e-3)
+        with_true = mean(overlaps["with_true"])
+        faith = float(np.clip(with_true / max(steady, 1e-3), 0.05, 1.0))
+        known = float(np.clip((with_true - steady) / white, 0.0, 1.0))
+        most = float(np.sqrt((1.0 - known**2) / 2))
+
+        def beside(name: str, otherwise: float, neighbour: DraftNoise | None = None) -> float:
+            """Weight of a neighbour's white part that gives this overlap with the neighbour's row."""
+            if name not in overlaps:
+                return otherwise
+            shared = (1.0, 1.0) if neighbour is None else (neighbour.faith, neighbour.faith * neighbour.known)
+            weight = (mean(overlaps[name]) / faith - shared[0] * lag_1) / (white * max(shared[1], 0.1))
+            return float(np.clip(weight, -most, most))
+
+        before = beside("with_before", 0.0)
+        own = 1.0
+        if "with_next" in overlaps and faith < 1:
+            shared = faith**2 * (lag_1 + white * before * known)
+            own = float(np.clip((mean(overlaps["with_next"]) - shared) / ((1.0 - faith**2) * lag_1), 0.0, 1.0))
         return DraftNoise(
-            found[0], found[1], float(np.average(successive / np.maximum(lag_1, 0.05), weights=importance))
+            faith, known, before, beside("after_right", before, right), beside("before_right", 0.0, right), own
         )
 
 

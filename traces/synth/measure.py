@@ -100,7 +100,6 @@ def measure(group: TraceGroup, block_size_tokens: int, set_sizes: Sequence[int] 
     )
 
 
-_DRAFT_OVERLAPS = ("with_true", "with_issue", "with_next")
 _BY_SIZE = ("persistence", "sink", "recency", "popularity")
 
 
@@ -118,8 +117,8 @@ def _head(
         {
             kind: DraftState(
                 **{
-                    name: tuple(float(values["drafts"][j, kind][i][0, h]) for values in by_size)
-                    for i, name in enumerate(_DRAFT_OVERLAPS[: len(by_size[0]["drafts"][j, kind])])
+                    name: tuple(float(values["drafts"][j, kind][name][0, h]) for values in by_size)
+                    for name in by_size[0]["drafts"][j, kind]
                 }
             )
             for kind in kind_shares.shares
@@ -174,13 +173,10 @@ def _measure_size(
     picks = [min(int(share * popular.shape[-1]), popular.shape[-1] - 1) for share in POPULARITY_SHARES]
     pairs = np.count_nonzero(middle[..., 1:] & middle[..., :-1], axis=-1).sum(axis=0)
     base = np.count_nonzero(middle[..., :-1], axis=-1).sum(axis=0)
-    overlaps = {}
-    for (j, kind), rows in rows_of_kind.items():
-        draft = members(drafts[f"draft{j}"][rows], size, most)
-        overlaps[j, kind] = [overlap(draft, best[rows], size), overlap(draft, best[rows - j], size)]
-        follows = np.flatnonzero(np.diff(rows) == 1)
-        if len(follows) >= _MIN_PAIRS:
-            overlaps[j, kind].append(overlap(draft[follows], draft[follows + 1], size))
+    overlaps = {
+        (j, kind): draft_overlaps(drafts[f"draft{j}"], best, rows, rows_of_kind.get((j, "right")), size)
+        for (j, kind), rows in rows_of_kind.items()
+    }
     by_mass = None if exact is None else members(exact, size, most)
     return {
         "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),
@@ -192,6 +188,30 @@ def _measure_size(
         "exact_persistence": np.zeros(0) if by_mass is None else overlap(by_mass[1:], by_mass[:-1], size),
         "drafts": overlaps,
     }
+
+
+def draft_overlaps(
+    ids: Ids, best: Members, rows: NDArray[np.intp], right: NDArray[np.intp] | None, size: int
+) -> dict[str, NDArray[np.float64]]:
+    """Of the draft rows `rows`, by the names of DraftState, [L, H]. right: the rows of right guesses."""
+    draft = members(ids, size, best.shape[-1])
+    after, before = (np.empty(0, np.intp) if right is None else np.intersect1d(rows, right + d) for d in (1, -1))
+    alone = np.setdiff1d(rows, after)
+    if right is rows or not len(alone):
+        after = before = np.empty(0, np.intp)
+        alone = rows
+    out = {
+        "with_true": overlap(draft[rows], best[rows], size),
+        "with_before": overlap(draft[alone], best[alone - 1], size),
+    }
+    for name, pairs, step in (
+        ("with_next", np.intersect1d(rows, rows - 1), 1),
+        ("after_right", after, -1),
+        ("before_right", before, 1),
+    ):
+        if len(pairs) >= _MIN_PAIRS:
+            out[name] = overlap(draft[pairs], draft[pairs + step], size)
+    return out
 
 
 def _draft_kinds(

@@ -5,6 +5,7 @@ Holds the scores of one step and of the few before it that drafts look back to; 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -28,25 +29,28 @@ class LayerProcess:
         self,
         heads: Sequence[HeadProcess],
         capacity_blocks: int,
+        first_selectable: int,
         mass_ranks: FloatArray,
         num_distances: int,
         rng: np.random.Generator,
     ) -> None:
         self.heads, self._rng, self._mass_ranks = tuple(heads), rng, mass_ranks
         self._shape = (len(heads), capacity_blocks)
-        placed = [self._placed_levels(head, capacity_blocks) for head in heads]
+        placed = [self._placed_levels(head, capacity_blocks, first_selectable) for head in heads]
         self._middle, self._own = (np.stack(part).astype(np.float32) for part in zip(*placed, strict=True))
         noise = np.array([head.mass_noise for head in heads], np.float32)
         self._mass_follows = np.array([[head.mass_follows] for head in heads], np.float32)
         self._mass_shift = self._normal() * noise[:, None]
         self._fast, self._slow = self._normal(), self._normal()
+        self._next_white = self._normal()
+        self._other = tuple(self._normal() for _ in range(2 if num_distances else 0))
         self._keep = [
             np.array([[np.exp(-1.0 / getattr(head, name))] for head in heads], np.float32)
             for name in ("fast_steps", "slow_steps")
         ]
         self._past: deque[tuple[Scores, Scores]] = deque(maxlen=num_distances + 1)
         self._num_selectable = -1
-        self._draft_weights: dict[tuple[int, str], tuple[Scores, ...]] = {}
+        self._draft_weights: dict[tuple[int, str, bool, bool], tuple[Scores, ...]] = {}
         self._curves: list[tuple[FloatArray, FloatArray]] = []
         self.scores: Scores = np.empty(self._shape, np.float32)
         """Of the current step; only the first `num_selectable` columns mean anything."""
@@ -55,34 +59,56 @@ class LayerProcess:
         """Go to the next step, at which blocks 0 … num_selectable − 1 may be selected."""
         if num_selectable != self._num_selectable:
             self._set_levels(num_selectable)
-        for state, keep in zip((self._fast, self._slow), self._keep, strict=True):
+        for state, keep in zip((self._fast, self._slow, *self._other), itertools.cycle(self._keep)):
             state *= keep
             state += np.sqrt(1.0 - keep**2) * self._normal()
         steady = (self._fast_scale * self._fast + self._slow_scale * self._slow).astype(np.float32, copy=False)
-        white = self._normal()
+        white, self._next_white = self._next_white, self._normal()
         self._past.append((steady, white))
         self.scores = self._levels + steady + self._white_scale * white
 
-    def draft_scores(self, distance: int, kind: str) -> Scores:
-        """Scores by a draft of this kind, made `distance` steps ago for the current step."""
-        (steady, white), (old_steady, old_white) = self._past[-1], self._past[-1 - distance]
-        known, kept, fresh, faith = self._weights(distance, kind)
-        noise = old_steady + known * (steady - old_steady)
-        mixed = known * white + kept * old_white
+    def draft_scores(
+        self, distance: int, kind: str, *, after_right: bool = False, before_right: bool = False
+    ) -> Scores:
+        """Scores by a draft of this kind, made `distance` steps ago for the current step.
+
+        after_right, before_right: whether the row of the step before, and of the next, is of a right guess.
+        """
+        scores: Scores
+        if kind == "fallback":
+            steady, white = self._past[-1 - distance]
+            scores = self._levels + steady + self._white_scale * white
+            return scores
+        faith, known, before, after, fresh, own = self._weights(distance, kind, after_right, before_right)
+        (steady, white), (_, white_before) = self._past[-1], self._past[-2]
+        mixed = known * white + before * white_before + after * self._next_white
         if fresh.any():
             mixed += fresh * self._normal()
-        noise += self._white_scale * mixed
+        noise = steady + self._white_scale * mixed
         if (faith < 1).any():
-            noise = faith * noise + np.sqrt(1.0 - faith**2) * self._normal()
-        return self._levels + noise
+            noise = faith * noise + np.sqrt(1.0 - faith**2) * self._other_noise(own)
+        scores = (self._levels + noise).astype(np.float32, copy=False)
+        return scores
 
-    def _weights(self, distance: int, kind: str) -> tuple[Scores, ...]:
-        """`_draft_weights` of every head, each [H, 1]."""
-        if (distance, kind) not in self._draft_weights:
-            rows = [_draft_weights(head, distance, kind) for head in self.heads]
+    def _other_noise(self, steady: Scores) -> Scores:
+        """Of a process beside this one with the same time constants: what a wrong guess attends to instead.
+
+        steady: how much of this process's steady variance it has.
+        """
+        variance = steady * (self._fast_scale**2 + self._slow_scale**2)
+        fast, slow = self._other
+        noise: Scores = np.sqrt(steady) * (self._fast_scale * fast + self._slow_scale * slow)
+        noise += np.sqrt(np.maximum(1.0 - variance, 0.0)) * self._normal()
+        return noise
+
+    def _weights(self, distance: int, kind: str, after_right: bool, before_right: bool) -> tuple[Scores, ...]:
+        """`DraftNoise.weights` of every head, each [H, 1]."""
+        key = (distance, kind, after_right, before_right)
+        if key not in self._draft_weights:
+            rows = [head.drafts[distance - 1][kind].weights(after_right, before_right) for head in self.heads]
             columns = (np.array(column, np.float32)[:, None] for column in zip(*rows, strict=True))
-            self._draft_weights[distance, kind] = tuple(columns)
-        return self._draft_weights[distance, kind]
+            self._draft_weights[key] = tuple(columns)
+        return self._draft_weights[key]
 
     def log2_mass(self) -> Scores:
         """log2 of the softmax mass of every block of the current step, the open one last, [H, num_selectable + 1].
@@ -128,17 +154,24 @@ class LayerProcess:
         self._fast_scale, self._slow_scale = np.sqrt(fast), np.sqrt(slow)
         self._white_scale = np.sqrt(np.maximum(1.0 - fast - slow, 0.0))
 
-    def _placed_levels(self, head: HeadProcess, count: int) -> tuple[FloatArray, FloatArray]:
+    def _placed_levels(self, head: HeadProcess, count: int, first_selectable: int) -> tuple[FloatArray, FloatArray]:
         """The levels of the popularity curve, placed so that neighbours correlate as measured, and each block's
-        popularity as a normal score: a block that is popular while recent stays so."""
+        popularity as a normal score: a block that is popular while recent stays so.
+
+        The blocks that the curve was measured over, between sinks and recent ones, have exactly its levels; chance
+        only says which. The others have them once more.
+        """
         step = head.level_correlation
         kernel = step ** np.arange(_KERNEL_BLOCKS)
         order = np.convolve(self._rng.standard_normal(count + _KERNEL_BLOCKS - 1), kernel, mode="valid")[:count]
-        levels = np.empty(count)
-        placed = np.argsort(-order)
-        levels[placed] = head.middle_levels(count)
-        own = np.empty(count)
-        own[placed] = threshold_of((np.arange(count) + 0.5) / count)
+        block = np.arange(count)
+        sinks, oldest_recent = head.nodes.num_sinks, first_selectable - head.nodes.num_ages
+        measured = (block >= sinks) & (block < oldest_recent)
+        levels, own = np.empty(count), np.empty(count)
+        for blocks in (block[measured], block[~measured]):
+            placed = blocks[np.argsort(-order[blocks])]
+            levels[placed] = head.middle_levels(len(blocks))
+            own[placed] = threshold_of((np.arange(len(blocks)) + 0.5) / len(blocks))
         return levels, own
 
     def _normal(self) -> Scores:
@@ -153,45 +186,3 @@ def rank_octaves(ranks: NDArray[np.int_], known_ranks: FloatArray, octaves: Floa
         slope = min(0.0, float((octaves[-1] - octaves[-2]) / (known[-1] - known[-2])))
         out += np.maximum(at - known[-1], 0.0) * slope
     return out
-
-
-def _draft_weights(head: HeadProcess, distance: int, kind: str) -> tuple[float, float, float, float]:
-    """(known, kept, fresh, faith): a draft's noise is faith · [old steady part + known · its change since + white part
-    · (known · now + kept · then + fresh)] + the rest fresh.
-
-    A fallback row is the row of the step where it was made. The others are solved for the correlations that were
-    measured; a draft worse than the step that it was made at has faith < 1.
-    """
-    if kind == "fallback":
-        return 0.0, 1.0, 0.0, 1.0
-    noise = head.drafts[distance - 1][kind]
-    fast, slow = head.typical
-    steady, white = fast + slow, max(1.0 - fast - slow, 1e-3)
-    lagged = [fast * np.exp(-lag / head.fast_steps) + slow * np.exp(-lag / head.slow_steps) for lag in range(10)]
-    apart = float(lagged[distance])
-    if noise.known > 0.995:
-        return 1.0, 0.0, 0.0, 1.0
-    with_true, with_issue = (apart + share * (1.0 - apart) for share in (noise.known, noise.kept))
-    faith = float(np.clip(with_true / max(apart, 0.05), 0.0, 1.0))
-    if noise.steadiness is not None:
-        faith = _faith(with_true, apart, lagged, distance, noise.steadiness * float(lagged[1]), faith)
-    known = float(np.clip((with_true / max(faith, 0.05) - apart) / max(1.0 - apart, 1e-3), 0.0, 1.0))
-    kept = float(np.clip((with_issue / max(faith, 0.05) - steady + known * (steady - apart)) / white, -0.3, 1.0))
-    kept = min(kept, float(np.sqrt(1.0 - known**2)))
-    return known, kept, float(np.sqrt(max(0.0, 1.0 - known**2 - kept**2))), faith
-
-
-def _faith(
-    with_true: float, apart: float, lagged: Sequence[float], distance: int, successive: float, most: float
-) -> float:
-    """The share of a draft's noise that is not fresh, for which successive rows correlate by `successive` while a row
-    correlates with its target as measured: less faith, and the rest of it nearer to the target."""
-    candidates = [faith for faith in np.linspace(most, 0.6, 41) if max(with_true, 0.05) <= faith]
-    if not candidates:
-        return most
-    reached = []
-    for faith in candidates:
-        known = np.clip((with_true / faith - apart) / max(1.0 - apart, 1e-3), 0.0, 1.0)
-        ends = ((1.0 - known) ** 2 + known**2) * lagged[1]
-        reached.append(faith**2 * (ends + known * (1.0 - known) * (lagged[distance + 1] + lagged[distance - 1])))
-    return float(candidates[int(np.argmin(np.abs(np.array(reached) - successive)))])

@@ -121,7 +121,7 @@ def recipe_statistics(recipe: Recipe) -> TraceStatistics:
     for distance, share in enumerate(assumed.known_by_distance, start=1):
         apart = lag_1 * np.interp(distance, _LAGS, decay)
         true = _at(curves, sizes, apart + knows * share * (1.0 - apart))
-        drafts.append({"all": DraftState(with_true=true, with_issue=_at(curves, sizes, apart))})
+        drafts.append({"all": DraftState(with_true=true, with_before=_at(curves, sizes, lag_1))})
         kinds.append(DraftKinds(shares={"all": 1.0}))
     occupancy = np.stack([above(theta - nodes.levels) for theta in thresholds])
     ages = slice(1, 1 + nodes.num_ages)

@@ -24,10 +24,15 @@ class DraftState(Attributes):
 
     with_true: Row
     """|draft ∩ true| / K, `true` of the position that the draft is for."""
-    with_issue: Row
-    """|draft ∩ true| / K, `true` of the position where the draft was made, j steps before."""
+    with_before: Row
+    """|draft ∩ true| / K, `true` of the position before; rows after a right one left out, unless these are right."""
     with_next: Row = ()
     """|draft ∩ draft of the next position| / K, where that is of the same kind; empty where too few are."""
+    after_right: Row = ()
+    """|draft ∩ draft of the position before| / K, where that one is right and this one is not; likewise. A wrong guess
+    often is a neighbour's token."""
+    before_right: Row = ()
+    """|draft ∩ draft of the next position| / K, where that one is right and this one is not; likewise."""
 
 
 class HeadStatistics(Attributes):

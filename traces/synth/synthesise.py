@@ -21,7 +21,7 @@ from traces.schema import (
     TraceAttributes,
 )
 from traces.synth.calibrate import fit_heads
-from traces.synth.normal import both_above_fast, threshold_of
+from traces.synth.kinds import beside_right, draft_kinds
 from traces.synth.process import LayerProcess
 from traces.synth.statistics import TraceStatistics
 from traces.writer import StepRecord, TraceWriter
@@ -34,7 +34,6 @@ DENSE_MASS_BYTES = 64 << 20
 """Up to this size the mass of every block is stored, beyond it that of ranked blocks and the sum of the rest."""
 ZSTD_LEVEL = 3
 """Written for use, not for shipping."""
-_KINDS_IN_ORDER = ("right", "all", "wrong", "fallback")
 
 
 def synthesise(
@@ -76,7 +75,7 @@ def synthesise(
     attributes = _attributes(
         statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds, command
     )
-    processes = _processes(statistics, geometry, chosen, capacity, seed)
+    processes = _processes(statistics, geometry, chosen, capacity, (context_tokens - 1) // size, seed)
     with TraceWriter(out, attributes[0], zstd_level=ZSTD_LEVEL) as writer:
         group = writer.group(attributes[2], attributes[1])
         for step in range(num_steps):
@@ -93,35 +92,13 @@ def synthesise(
     return out
 
 
-def draft_kinds(statistics: TraceStatistics, num_steps: int, rng: np.random.Generator) -> list[NDArray[np.str_]]:
-    """Kind of each position's draft row, by distance − 1; [S]. A normal variable that wanders from step to step
-    decides for all distances, so that rows right at a large distance tend to be right at a small one."""
-    if not statistics.draft_kinds:
-        return []
-    first = statistics.draft_kinds[0]
-    keep = 0.0
-    right = first.shares.get("right", 0.0)
-    if 0 < right < 1:
-        grid = np.linspace(0.0, 0.99, 100)
-        joint = both_above_fast(np.full(100, float(threshold_of(right))), grid) / right
-        keep = float(np.interp(first.repeats, joint, grid))
-    mood = np.empty(num_steps)
-    state = rng.standard_normal()
-    for step in range(num_steps):
-        state = keep * state + np.sqrt(1.0 - keep**2) * rng.standard_normal()
-        mood[step] = state
-    position = (np.argsort(np.argsort(mood)) + 0.5) / num_steps
-    out = []
-    for kind_shares in statistics.draft_kinds:
-        names = [name for name in _KINDS_IN_ORDER if name in kind_shares.shares]
-        edges = np.cumsum([kind_shares.shares[name] for name in names])
-        picked = np.searchsorted(edges[:-1], position, side="right")
-        out.append(np.array(names)[picked])
-    return out
-
-
 def _processes(
-    statistics: TraceStatistics, geometry: ModelGeometry, layers: Sequence[int], capacity: int, seed: int
+    statistics: TraceStatistics,
+    geometry: ModelGeometry,
+    layers: Sequence[int],
+    capacity: int,
+    first_selectable: int,
+    seed: int,
 ) -> list[LayerProcess]:
     depth = np.array([(row.layer + 0.5) / statistics.model.num_layers for row in statistics.layers])
     sources = [int(np.argmin(np.abs(depth - (layer + 0.5) / geometry.num_layers))) for layer in layers]
@@ -131,7 +108,7 @@ def _processes(
     for layer, source in zip(layers, sources, strict=True):
         heads = [fitted[source][head % len(fitted[source])] for head in range(geometry.num_kv_heads)]
         rng = np.random.default_rng([seed, layer])
-        processes.append(LayerProcess(heads, capacity, ranks, len(statistics.draft_kinds), rng))
+        processes.append(LayerProcess(heads, capacity, first_selectable, ranks, len(statistics.draft_kinds), rng))
     return processes
 
 
@@ -150,7 +127,11 @@ def _layer_record(
     for distance, of_step in enumerate(kinds, start=1):
         if step >= distance:
             existed = (context_tokens + step - distance - 1) // size
-            drafted = process.draft_scores(distance, str(of_step[step]))[:, :existed] * np.float32(OCTAVES_PER_UNIT)
+            after_right, before_right = beside_right(of_step, step, distance)
+            drafted = process.draft_scores(
+                distance, str(of_step[step]), after_right=after_right, before_right=before_right
+            )
+            drafted = drafted[:, :existed] * np.float32(OCTAVES_PER_UNIT)
             ranked[f"draft{distance}"] = rank_scores(drafted, num_ranked, LEVELS_PER_OCTAVE)
     octaves = process.log2_mass()
     below = MASS_LEVELS_PER_OCTAVE * (octaves - octaves.max(axis=-1, keepdims=True))
