@@ -28,6 +28,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft k=2, uncapped": ("oasiskv", {"lookahead_k": 2, "fetch_cap": 1.0}),
 }
 BUDGETS = (512, 2048)
+SHORTER = tuple(f"smollm2-135m-{task}-h200" for task in ("code-4k", "needle-7k", "reasoning-2k", "reasoning-4k"))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,12 @@ def _replayed(group: TraceGroup, layers: tuple[int, ...], policy: str, budget: i
     return demand.hit_rate(), demand.churn()
 
 
-def _require_alike(recorded: TraceGroup, twin: TraceGroup, layers: tuple[int, ...]) -> None:
+def _require_alike(
+    recorded: TraceGroup, twin: TraceGroup, layers: tuple[int, ...], budgets: tuple[int, ...] = BUDGETS
+) -> None:
     far = []
     for policy in POLICIES:
-        for budget in BUDGETS:
+        for budget in budgets:
             pairs = zip(
                 ("hit rate", "churn"),
                 _replayed(recorded, layers, policy, budget),
@@ -90,6 +93,16 @@ def test_twin_replays_alike_on_every_other_layer(
 def test_whole_twin_replays_alike(recorded: TraceGroup, statistics: TraceStatistics, seed: int, tmp_path: Path) -> None:
     layers = tuple(range(30))
     _require_alike(recorded, _twin(statistics, seed, layers, tmp_path / "twin.zarr"), layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORTER)
+def test_twins_of_the_shorter_recordings_replay_alike(name: str, tmp_path: Path) -> None:
+    trace = open_trace(resolve(name))
+    group = trace.group(trace.group_names[0])
+    layers = group.layers(SIZE)
+    twin = _twin(measure(group, SIZE), 0, layers, tmp_path / "twin.zarr")
+    _require_alike(group, twin, layers, budgets=(256, 512, 1024))
 
 
 def test_replay_tells_other_statistics_apart(recorded: TraceGroup, statistics: TraceStatistics, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ DraftOverlaps = Mapping[tuple[int, str, str], FloatArray]
 _SEED = 20011
 _STEPS = 160
 _LEAST_PAIRS = 48
-_LEAST_HEADS = 48
-"""Heads that a run averages over; few sources are run as several copies."""
+_HEADS = 48
+"""About so many heads a run averages over, at least; few are run as several copies."""
 _ROUNDS = 3
 
 
@@ -76,7 +76,7 @@ class _Run:
 
 def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -> _Run:
     """The processes at the source's geometry and context, several copies of few heads."""
-    heads = processes * -(-_LEAST_HEADS // len(processes))
+    heads = processes * max(1, round(_HEADS / len(processes)))
     size, context = statistics.block_size_tokens, statistics.context_tokens
     capacity = -(-(context + _STEPS - 1) // size)
     ranks = np.array(statistics.mass_ranks, np.float64)

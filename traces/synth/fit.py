@@ -229,7 +229,7 @@ class HeadFit:
         """
 
         def mean(row: FloatArray) -> float:
-            return float(np.average(_inverted(row, self._curves[0]), weights=importance))
+            return float(np.average(_inverted(row, self._curves[0]), weights=importance / self.sizes))
 
         size = self._statistics.block_size_tokens
         steady, lag_1 = (mean(process.overlap(self.sizes, self._thresholds, lag, size)) for lag in (0, 1))

@@ -85,9 +85,9 @@ class LayerProcess:
         if fresh.any():
             mixed += fresh * self._normal()
         noise = steady + self._white_scale * mixed
+        scores = self._levels + faith * noise
         if (faith < 1).any():
-            noise = faith * noise + np.sqrt(1.0 - faith**2) * self._other_noise(own)
-        scores = (self._levels + noise).astype(np.float32, copy=False)
+            scores += np.sqrt(1.0 - faith**2) * self._other_noise(own)
         return scores
 
     def _other_noise(self, steady: Scores) -> Scores:
@@ -97,9 +97,9 @@ class LayerProcess:
         """
         variance = steady * (self._fast_scale**2 + self._slow_scale**2)
         fast, slow = self._other
-        noise: Scores = np.sqrt(steady) * (self._fast_scale * fast + self._slow_scale * slow)
-        noise += np.sqrt(np.maximum(1.0 - variance, 0.0)) * self._normal()
-        return noise
+        white: Scores = np.sqrt(np.maximum(1.0 - variance, 0.0)) * self._normal()
+        white += np.sqrt(steady) * (self._fast_scale * fast + self._slow_scale * slow)
+        return white
 
     def _weights(self, distance: int, kind: str, after_right: bool, before_right: bool) -> tuple[Scores, ...]:
         """`DraftNoise.weights` of every head, each [H, 1]."""
