@@ -156,6 +156,10 @@ def record(
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
     ] = None,
+    sparse_policy: Annotated[
+        str | None,
+        typer.Option("--sparse-policy", metavar="KEY=VALUE,...", help="Also drafts over this policy's working set."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0: greedy.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
     stop_at_eos: Annotated[bool | None, typer.Option("--stop-at-eos/--decode-on")] = None,
@@ -184,6 +188,7 @@ def record(
         "layers": layers,
         "kv_heads": kv_heads,
         "extras": extras,
+        "sparse_policy": sparse_policy,
         "max_budget_tokens": max_budget,
         "draft_distances": draft_distances,
         "drafter": drafter,

@@ -22,6 +22,10 @@ class Drafter(Protocol):
     def guess(self, tokens: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens that may follow `tokens`; empty where there is nothing to go by."""
 
+    def forget_pass(self) -> None:
+        """The base's last pass is not to be learnt from."""
+        return
+
     def close(self) -> None:
         """Let go of the base model."""
         return

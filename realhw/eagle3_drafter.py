@@ -84,6 +84,9 @@ class Eagle3Drafter(Drafter):
         self._past: Keys = []
         self._num_slots = 0
 
+    def forget_pass(self) -> None:
+        self._passes.pop()
+
     def close(self) -> None:
         """Stop watching the model."""
         for hook in self._hooks:

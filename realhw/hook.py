@@ -7,7 +7,7 @@ implementation that the model had.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +28,8 @@ from traces.errors import OasisError
 ATTENTION_NAME = "oasis_record"
 Extra = Literal["mean", "prev_layer", "query_cos", "prefill_mass", "prompt_window_mass"]
 """What is watched besides scores and mass."""
+Replacement = Callable[[int, Tensor, Tensor, Tensor, float, float | None], Tensor | None]
+"""(layer, query, key, value, scale, softcap) -> attention's output [B, R, Hq, D]; None: the model's own attends."""
 _active: AttentionTap | None = None
 
 
@@ -72,6 +74,7 @@ class AttentionTap:
         self.layers = tuple(sorted({layer for layers in self.block_layers.values() for layer in layers}))
         self.extras = frozenset(extras)
         self.delegate = "sdpa"
+        self.replacement: Replacement | None = None
         self._heads = slice(None) if kv_heads is None else list(kv_heads)
         self._window = prompt_window_tokens if "prompt_window_mass" in extras else None
         self.probe = PreviousLayerProbe(self.layers if "prev_layer" in extras else ())
@@ -157,13 +160,21 @@ class AttentionTap:
             cosines = torch.stack([self._cos[layer] for layer in self.layers]).cpu().numpy()
         return StepAttention(scores, mass, other, cosines)
 
-    def observe(self, module: Any, query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> None:
+    @contextmanager
+    def replaced(self, replacement: Replacement) -> Iterator[None]:
+        """Let `replacement` attend in the passes inside, which are not recorded."""
+        self.replacement = replacement
+        try:
+            yield
+        finally:
+            self.replacement = None
+
+    def observe(self, module: Any, query: Tensor, key: Tensor, scale: float, softcap: float | None) -> None:
         """Record layer `module.layer_idx`: query [1, Hq, R, D], key [1, H, kv_len + R − 1, D], after rotation."""
         layer = int(module.layer_idx)
         self._seen.add(layer)
         if layer not in self.layers or (self._kv_len is None and not self._prefilling):
             return
-        scale = key.shape[3] ** -0.5 if scaling is None else scaling
         if self._kv_len is None:
             self._observe_prompt(layer, self._grouped(query, key), self._selected(key), scale, softcap)
             return
@@ -215,7 +226,12 @@ def _attention(
         raise RecordError("attention sinks that are no tokens (s_aux) are not supported")
     if _active.probe.probing:
         return _active.probe.keep_query(int(module.layer_idx), query), None
-    _active.observe(module, query, key, kwargs.get("scaling"), kwargs.get("softcap"))
+    scale = kwargs.get("scaling") or key.shape[3] ** -0.5
+    if _active.replacement is not None:
+        out = _active.replacement(int(module.layer_idx), query, key, value, scale, kwargs.get("softcap"))
+        if out is not None:
+            return out, None
+    _active.observe(module, query, key, scale, kwargs.get("softcap"))
     if _active.delegate == "eager":
         delegate = sys.modules[type(module).__module__].eager_attention_forward
     else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from realhw.drafters import Drafter, make_drafter
@@ -18,7 +20,14 @@ from realhw.kv_cache import cut, new_cache, prepare_cutting, require_cached
 from realhw.memory_limit import out_of_memory
 from realhw.models import LoadedModel, cache_keyword, full_attention_layers, load_model, window_tokens
 from realhw.prompts import Prompt, encode_prompt, fit_context
-from realhw.record_options import RecordOptions, group_attributes, layers_by_block_size, selected_heads
+from realhw.record_options import (
+    RecordOptions,
+    group_attributes,
+    layers_by_block_size,
+    require_sparse_drafts,
+    selected_heads,
+)
+from realhw.sparse_drafts import SparseDrafts
 from realhw.step_rows import DraftQueue, step_record
 from traces.errors import InputError, OasisError
 from traces.layout import num_blocks
@@ -47,6 +56,7 @@ def record(
     full_layers = full_attention_layers(loaded.model)
     block_layers = layers_by_block_size(options, full_layers, loaded.geometry.name)
     heads = selected_heads(options, loaded.geometry.num_kv_heads)
+    require_sparse_drafts(options, block_layers)
     windowed = tuple(layer for layer in range(loaded.geometry.num_layers) if layer not in full_layers)
     geometry = loaded.geometry.model_copy(
         update={"window_layers": windowed, "window_tokens": window_tokens(loaded.model) if windowed else None}
@@ -87,10 +97,18 @@ def _decode(
     generator = torch.Generator().manual_seed(options.seed)
     queue = DraftQueue(options.draft_distances)
     history, cache = list(tokens), new_cache(loaded.model)
+    full_layers, sparse = full_attention_layers(loaded.model), None
+    if options.sparse_policy is not None:
+        levels, heads = options.score_levels_per_octave, loaded.geometry.num_kv_heads
+        sparse = SparseDrafts(options.sparse_policy, full_layers, heads, len(tokens), options.steps, levels)
     try:
         _prefill(loaded, tap, history[:-1], cache, options, group, report)
         for step in range(options.steps):
             guesses = drafter.guess(history, options.draft_distances) if options.draft_distances else []
+            scores = None
+            if sparse is not None:
+                scores = _sparse_pass(loaded.model, tap, sparse, [history[-1], *guesses], cache)
+                drafter.forget_pass()
             tap.begin(len(history), 1 + len(guesses))
             logits = _forward(
                 loaded.model,
@@ -100,7 +118,8 @@ def _decode(
             )
             attention = tap.finish()
             cut(cache, len(guesses))
-            group.append(step_record(attention, history[-1], len(history), group.attributes, queue, guesses))
+            rows = None if scores is None else _recorded_rows(scores, options, group, full_layers)
+            group.append(step_record(attention, history[-1], len(history), group.attributes, queue, guesses, rows))
             report("decode", step + 1, options.steps)
             history.append(_sample(logits, options.temperature, generator))
             if options.stop_at_eos and history[-1] == loaded.tokenizer.eos_token_id:
@@ -113,6 +132,26 @@ def _decode(
             raise
         raise limit from error
     group.flush(drafter=queue.summary(group.attributes.drafter))
+
+
+def _sparse_pass(
+    model: Any, tap: AttentionTap, sparse: SparseDrafts, tokens: list[int], cache: DynamicCache
+) -> NDArray[np.float32]:
+    """Scores [L, H, R, n − 1] of the step's rows over the policy's working set; the cache is left as it was."""
+    sparse.begin()
+    with tap.replaced(sparse.attend):
+        _forward(model, tokens, cache, 1)
+    cut(cache, len(tokens))
+    return sparse.plan()
+
+
+def _recorded_rows(
+    scores: NDArray[np.float32], options: RecordOptions, group: GroupWriter, full_layers: Sequence[int]
+) -> dict[int, NDArray[np.float32]]:
+    assert options.sparse_size is not None
+    rows = [full_layers.index(layer) for layer in group.attributes.blocks[options.sparse_size].layers]
+    heads = slice(None) if group.attributes.kv_heads is None else list(group.attributes.kv_heads)
+    return {options.sparse_size: scores[rows][:, heads]}
 
 
 def _prefill(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,10 @@ from realhw.drafters import Drafter, DrafterName
 from realhw.hook import Extra
 from realhw.models import Dtype
 from realhw.prompts import Prompt
+from realhw.sparse_drafts import require_recordable
+from simulator.draft_pass import residency_rules
 from simulator.specs.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
+from simulator.specs.policy import PolicySpec
 from traces.errors import InputError
 from traces.schema import BlockSizeAttributes, DrafterAttributes, GroupAttributes
 
@@ -50,6 +53,9 @@ class RecordOptions(Spec):
     prefill_mass (H2O), prompt_window_mass (SnapKV)."""
     prompt_window_tokens: PositiveInt = 32
     """Queries in SnapKV's window. Source of the default: SnapKV's published code."""
+    sparse_policy: PolicySpec | None = None
+    """Also record `draft{j}_sparse`: what the guesses predict when their pass attends to this policy's working set.
+    Takes a second pass a step."""
     draft_distances: NonNegativeInt = Field(default=4, le=8)
     drafter: DrafterName = "ngram"
     draft_model: str | None = None
@@ -69,6 +75,29 @@ class RecordOptions(Spec):
     licences: dict[str, str] = Field(default_factory=dict)
     """Of the prompts, stored in the trace."""
     notes: str | None = None
+
+    @property
+    def sparse_size(self) -> int | None:
+        """Block size of `sparse_policy`, at which `draft{j}_sparse` is recorded."""
+        return None if self.sparse_policy is None else self.sparse_policy.block_size_tokens
+
+
+def require_sparse_drafts(options: RecordOptions, sizes: Collection[int]) -> None:
+    """Raises InputError where drafts over the policy's working set cannot be recorded."""
+    policy = options.sparse_policy
+    if policy is None:
+        return
+    require_recordable(policy)
+    if policy.block_size_tokens not in sizes:
+        known = ", ".join(map(str, sizes))
+        raise InputError(
+            f"sparse_policy.block_size_tokens {policy.block_size_tokens} is not recorded; there are {known}"
+        )
+    if policy.lookahead_k > options.draft_distances:
+        raise InputError(
+            f"sparse_policy.lookahead_k {policy.lookahead_k} needs draft_distances of as many, got "
+            f"{options.draft_distances}"
+        )
 
 
 def layers_by_block_size(options: RecordOptions, full_layers: Sequence[int], model: str) -> dict[int, tuple[int, ...]]:
@@ -123,13 +152,14 @@ def group_attributes(
     """Of one request's group, before its first step."""
     names = ("true", *(f"draft{j}" for j in range(1, options.draft_distances + 1)))
     names += tuple(name for name in ("mean", "prev_layer") if name in options.extras)
+    sparse = tuple(f"draft{j}_sparse" for j in range(1, options.draft_distances + 1))
     blocks: dict[int, BlockSizeAttributes] = {}
     for size, layers in block_layers.items():
         finer = any(size % other == 0 and set(layers) <= set(b.layers) for other, b in blocks.items())
         blocks[size] = BlockSizeAttributes(
             layers=layers,
             max_ranked_blocks=options.max_budget_tokens // size,
-            rankings=names,
+            rankings=names + (sparse if options.sparse_size == size else ()),
             block_mass=size in options.block_sizes_tokens or not finer,
         )
     guesser = None
@@ -145,6 +175,7 @@ def group_attributes(
         prompt=prompt.description,
         prompt_sha256=hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest(),
         sampling={"temperature": options.temperature, "seed": options.seed},
+        sparse_policy=None if options.sparse_policy is None else residency_rules(options.sparse_policy),
         query_cos="query_cos" in options.extras,
         prefill_mass="prefill_mass" in options.extras,
         prompt_window_tokens=options.prompt_window_tokens if "prompt_window_mass" in options.extras else None,

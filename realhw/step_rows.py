@@ -16,6 +16,8 @@ from traces.writer import StepRecord
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.uint8]]
 """Ids and levels, [L_P, H, M] in rank order."""
+Issued = Mapping[tuple[int, str], Ranked]
+"""By (block size, "" or "_sparse")."""
 
 
 class DraftQueue:
@@ -23,16 +25,15 @@ class DraftQueue:
 
     def __init__(self, distances: int) -> None:
         self.distances = distances
-        self._due: dict[tuple[int, int], tuple[int | None, Mapping[int, Ranked]]] = {}
+        self._due: dict[tuple[int, int], tuple[int | None, Issued]] = {}
         self._accepted = np.zeros(distances, np.int64)
         self._fallback = np.zeros(distances, np.int64)
         self._rows = np.zeros(distances, np.int64)
 
-    def issue(self, position: int, distance: int, token: int | None, ranked: Mapping[int, Ranked]) -> None:
-        """ranked: by block size."""
+    def issue(self, position: int, distance: int, token: int | None, ranked: Issued) -> None:
         self._due[position + distance, distance] = (token, ranked)
 
-    def take(self, position: int, real_token: int) -> dict[int, tuple[int | None, Mapping[int, Ranked]]]:
+    def take(self, position: int, real_token: int) -> dict[int, tuple[int | None, Issued]]:
         """Guessed token and rankings for `position`, by distance; those not issued (the first rows) are absent."""
         due = {}
         for distance in range(1, self.distances + 1):
@@ -64,15 +65,19 @@ def step_record(
     group: GroupAttributes,
     queue: DraftQueue,
     guesses: Sequence[int],
+    sparse: Mapping[int, NDArray[np.float32]] | None = None,
 ) -> StepRecord:
     """Rank this step's rows, queue the guesses' rankings and collect those that are due.
+
+    sparse: by the one block size where they are recorded, scores [L_P, H, R, n − 1] of the pass over a working set.
 
     Raises RecordError for scores or masses that are not finite.
     """
     rankings: dict[tuple[int, str], Ranked] = {}
-    mass, rest, rows = {}, {}, {}
+    mass, rest = {}, {}
+    rows: dict[tuple[int, str], Ranked] = {}
     for size, block in group.blocks.items():
-        ids, levels = rows[size] = _ranked(attention.scores[size], group, size, kv_len)
+        ids, levels = rows[size, ""] = _ranked(attention.scores[size], group, size, kv_len)
         rankings[size, "true"] = (ids[:, :, 0], levels[:, :, 0])
         for name in ("mean", "prev_layer"):
             if name in block.rankings:
@@ -85,13 +90,15 @@ def step_record(
         rest[size] = (blocks.sum(axis=-1) - inside.sum(axis=-1)).astype(np.float32)
         if block.block_mass or mass_source(group.blocks, size) is None:
             mass[size] = quantise_mass(blocks)
+    for size, scores in (sparse or {}).items():
+        rows[size, "_sparse"] = _ranked(scores, group, size, kv_len)
     due = queue.take(kv_len, token)
     for distance, (_, predicted) in due.items():
-        for size in group.blocks:
-            rankings[size, f"draft{distance}"] = predicted[size]
+        for (size, kind), ranked in predicted.items():
+            rankings[size, f"draft{distance}{kind}"] = ranked
     for distance in range(1, queue.distances + 1):
         row = distance if distance <= len(guesses) else 0
-        issued = {size: (ids[:, :, row], levels[:, :, row]) for size, (ids, levels) in rows.items()}
+        issued = {key: (ids[:, :, row], levels[:, :, row]) for key, (ids, levels) in rows.items()}
         queue.issue(kv_len, distance, guesses[distance - 1] if row else None, issued)
     tokens = tuple(due[j][0] if j in due else None for j in range(1, queue.distances + 1))
     return StepRecord(kv_len, token, rankings, mass, rest, tokens, attention.query_cos)

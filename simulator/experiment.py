@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.catalog import load_hardware, load_model
+from simulator.draft_pass import require_same_rules
 from simulator.iterations import steps_of
 from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
@@ -340,6 +341,9 @@ def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
     wanted = (
         every if policy.verify_drafts else {"single": (k,), "union": every, "refine": (1, k)}[policy.lookahead_mode]
     )
+    if policy.draft_pass == "sparse" and policy.predictor == "draft":
+        require_same_rules(group, policy)
+        return
     if any(f"draft{distance}" not in recorded for distance in wanted):
         distances = sorted(int(name.removeprefix("draft")) for name in recorded if is_draft(name))
         known = f"draft distances {', '.join(map(str, distances))}" if distances else "no drafts"

@@ -55,7 +55,8 @@ def draft_ranking(group: TraceGroup, settings: ReplaySettings, distance: int) ->
             f"lookahead_k {settings.lookahead_k} needs drafts {distance} steps ahead; trace group {group.name!r} "
             f"records distances {', '.join(map(str, recorded)) or 'none'} at {size} tokens a block"
         )
-    return group.ranking(f"draft{distance}", size)
+    name = f"draft{distance}_sparse" if settings.draft_pass == "sparse" else f"draft{distance}"
+    return recorded_ranking(group, name, size, f"draft_pass {settings.draft_pass!r}")
 
 
 def previous_layer_ranking(

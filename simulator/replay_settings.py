@@ -8,6 +8,7 @@ from math import floor
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.draft_pass import require_same_rules
 from simulator.fetch_cap import default_slack_blocks, exact_share
 from simulator.mapping import require_block_size
 from simulator.selectors.kept import Keeping
@@ -33,6 +34,7 @@ class ReplaySettings:
     lookahead_k: int = 0
     """0: for the step's own attention, on demand or by the layer before's prediction."""
     lookahead_mode: str = "single"
+    draft_pass: str = "dense"
     miss_rule: str = "attend"
     eviction: str = "least-recently-selected"
     fetch_cap: str = "1"
@@ -102,6 +104,8 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
     k = 0 if policy.predictor in ("current", "previous-layer") else policy.lookahead_k
     _check_choices(policy, on_demand)
     _check_arrays(group, policy)
+    if policy.predictor == "draft" and policy.draft_pass == "sparse":
+        require_same_rules(group, policy)
     _require_steps(num_steps, k)
     num_slots = num_kept + _slack_blocks(policy, num_kept, max(1, k))
     # On demand a stall is what the plan does anyway.
@@ -116,6 +120,7 @@ def resolve_settings(group: TraceGroup, policy: PolicySpec) -> ReplaySettings:
         predictor=policy.predictor,
         lookahead_k=k,
         lookahead_mode="single" if on_demand else policy.lookahead_mode,
+        draft_pass=policy.draft_pass if policy.predictor == "draft" else "dense",
         miss_rule=miss_rule,
         correction_cosine=policy.correction_cosine if miss_rule == "correct" else None,
         dense_below_recall=policy.dense_below_recall if miss_rule == "dense" else None,

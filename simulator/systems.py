@@ -143,6 +143,7 @@ _MOVES = (
     "policy.fetch_cap_scope",
     "policy.lookahead_k",
     "policy.lookahead_mode",
+    "policy.draft_pass",
     "policy.write_back",
     "policy.draft_head",
     "policy.key_rank",
@@ -223,6 +224,8 @@ def ignored_parameters(policy: PolicySpec, placement: PlacementSpec = IN_HOST_ME
         ignored.update(("policy.lookahead_k", "policy.lookahead_mode"))
     if policy.predictor == "current" and policy.fetch_cap == 1.0 and policy.miss_rule in ("stall", "attend"):
         ignored.add("policy.miss_rule")
+    if policy.predictor != "draft":
+        ignored.add("policy.draft_pass")
     if policy.residency not in ("slack", "cache"):
         ignored.add("policy.slack_blocks")
     if policy.fetch_cap == 1.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +57,10 @@ class FileGroup(TraceGroup):
     @property
     def num_kv_heads(self) -> int:
         return self.attributes.num_kv_heads(self.model)
+
+    @property
+    def sparse_policy(self) -> Mapping[str, int | float | str] | None:
+        return self.attributes.sparse_policy
 
     @property
     def block_sizes(self) -> tuple[int, ...]:

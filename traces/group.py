@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,11 @@ class TraceGroup(ABC):
     def tokens_per_step(self) -> NDArray[np.int32]:
         """Tokens that the request gains at each position, int32 [S]: one."""
         return np.ones(self.num_positions, dtype=np.int32)
+
+    @property
+    def sparse_policy(self) -> Mapping[str, int | float | str] | None:
+        """Residency rules under whose working set the drafts of `draft{j}_sparse` ran; None where there are none."""
+        return None
 
     @abstractmethod
     def has_block_mass(self, block_size_tokens: int) -> bool:

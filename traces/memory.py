@@ -33,9 +33,11 @@ class MemoryGroup(TraceGroup):
         masses: Mapping[int, BlockMass],
         extras: Mapping[tuple[str, int], NDArray[np.float32]],
         accepted: Sequence[NDArray[np.bool_]] = (),
+        sparse_policy: Mapping[str, int | float | str] | None = None,
     ) -> None:
         self.name, self.model, self.kv_len = name, model, kv_len
         self._extras, self._accepted = dict(extras), tuple(accepted)
+        self._sparse_policy = None if sparse_policy is None else dict(sparse_policy)
         self._layers, self._ranked, self._masses = dict(layers), {p: dict(r) for p, r in ranked.items()}, dict(masses)
 
     @property
@@ -71,6 +73,10 @@ class MemoryGroup(TraceGroup):
         if block_size_tokens not in self._masses:
             raise TraceError(_FILE, f"{self.name}/p{block_size_tokens}/block_mass", "is not recorded")
         return self._masses[block_size_tokens]
+
+    @property
+    def sparse_policy(self) -> Mapping[str, int | float | str] | None:
+        return self._sparse_policy
 
     def accepted(self, distance: int) -> NDArray[np.bool_] | None:
         return self._accepted[distance - 1] if 1 <= distance <= len(self._accepted) else None
@@ -113,7 +119,11 @@ class MemoryGroup(TraceGroup):
             )
         steps = len(self.kv_len)
         attributes = GroupAttributes(
-            context_tokens=int(self.kv_len[0]), steps_planned=steps, steps_written=steps, blocks=blocks
+            context_tokens=int(self.kv_len[0]),
+            steps_planned=steps,
+            steps_written=steps,
+            blocks=blocks,
+            sparse_policy=self._sparse_policy,
         )
         return hasher.digest(self.model, attributes)
 
@@ -132,6 +142,7 @@ def memory_group(
     prefill_mass: Mapping[int, ArrayLike] | None = None,
     prompt_window_mass: Mapping[int, ArrayLike] | None = None,
     accepted: Sequence[ArrayLike] = (),
+    sparse_policy: Mapping[str, int | float | str] | None = None,
     name: str = "memory",
     layers: Mapping[int, Sequence[int]] | None = None,
     model: ModelGeometry | None = None,
@@ -142,8 +153,8 @@ def memory_group(
     them; masses by block size, [S, L_P, H, n_max] softmax mass of every block: it is quantised to levels as a file
     would, and gives `exact` where that is not passed. By block size, too: query_cos [S, L_P, H], prefill_mass and
     prompt_window_mass [L_P, H, n] (n blocks of kv_len[0] tokens), quantised as a file would. accepted, by distance from
-    1: [S], whether the token guessed so far ahead was right. `layers` defaults to
-    0 … L_P−1, `model` to the geometry of the arrays with one query head per KV head.
+    1: [S], whether the token guessed so far ahead was right. sparse_policy: rules of `draft{j}_sparse`. `layers`
+    defaults to 0 … L_P−1, `model` to the geometry of the arrays with one query head per KV head.
     Raises TraceError for arrays that do not fit each other.
     """
     lengths = np.ascontiguousarray(kv_len, dtype=np.int32)
@@ -195,7 +206,7 @@ def memory_group(
     for distance, rows in enumerate(right, start=1):
         if rows.shape != (steps,):
             raise TraceError(_FILE, f"{name}/draft{distance}/accepted", f"shape is {rows.shape}, expected [{steps}]")
-    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised, extras, right)
+    return MemoryGroup(name, geometry, lengths, recorded, ranked, quantised, extras, right, sparse_policy)
 
 
 def memory_trace(groups: Sequence[MemoryGroup], name: str = "memory") -> Trace:

@@ -48,6 +48,8 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     for name in NAMES:
         if name in given:
             given[name] = tuple(part.strip() for part in str(given[name]).split(","))
+    if "sparse_policy" in given:
+        given["sparse_policy"] = assigned(str(given["sparse_policy"]).split(","), taken=())
     for name in ("prompts", "command"):
         if name in given:
             raise InputError(f"--set {name}: is filled by the command line itself")

@@ -22,6 +22,7 @@ LookaheadMode = Literal["single", "union", "refine"]
 KvDtype = Literal["bf16", "fp8", "int8"]
 WriteBack = Literal["block", "token"]
 MassHistory = Literal["decode", "prompt"]
+DraftPass = Literal["dense", "sparse"]
 DraftHead = Literal["eagle3", "medusa", "mtp", "ngram", "lookahead-ngram", "self"]
 
 
@@ -84,6 +85,9 @@ class PolicySpec(Spec):
     """Steps between a plan and the attention that it serves, and tokens drafted per step. Where drafts are verified a
     plan serves the next iteration."""
     lookahead_mode: LookaheadMode = "single"
+    draft_pass: DraftPass = "dense"
+    """What the pass attended to in which the drafts were recorded. dense: everything, so that any policy may replay
+    them; sparse: the working set of the one policy that the trace names, which alone may replay them."""
     write_back: WriteBack = "block"
     """When new KV goes to the host: as a block fills, or every token."""
     metadata_vectors_per_block: Annotated[int, Field(gt=0, le=64, strict=True)] = 2

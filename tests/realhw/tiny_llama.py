@@ -72,7 +72,7 @@ def eager_rows(loaded: LoadedModel, tokens: list[int]) -> tuple[list[torch.Tenso
         output = model(torch.tensor([tokens]), output_attentions=True, output_hidden_states=True)
         model.set_attn_implementation("sdpa")
         for layer, hidden in enumerate(output.hidden_states[:-1]):
-            query, key = _rotated(model, layer, hidden)
+            query, key, _ = rotated(model, layer, hidden)
             queries.append(query)
             keys.append(key)
     return queries, keys, output.attentions
@@ -105,15 +105,19 @@ def rotated_query(loaded: LoadedModel, tokens: list[int], layer: int, input_of: 
     """Queries [Hq, S, D] that `layer` would have with the input of layer `input_of`."""
     with torch.inference_mode():
         hidden = loaded.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[input_of]
-        return _rotated(loaded.model, layer, hidden)[0]
+        return rotated(loaded.model, layer, hidden)[0]
 
 
-def _rotated(model: Any, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotated(
+    model: Any, layer: int, hidden: torch.Tensor, first_position: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [Hq, S, D], keys and values [H, S, D] that `layer` makes of its input [1, S, hidden]."""
     module = model.model.layers[layer]
     normed = module.input_layernorm(hidden)
     shape = (1, hidden.shape[1], -1, HEAD_DIM)
-    query = module.self_attn.q_proj(normed).view(shape).transpose(1, 2)
-    key = module.self_attn.k_proj(normed).view(shape).transpose(1, 2)
-    cos, sin = model.model.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
-    query, key = apply_rotary_pos_emb(query, key, cos, sin)
-    return query[0].double(), key[0].double()
+    query, key, value = (
+        getattr(module.self_attn, name)(normed).view(shape).transpose(1, 2) for name in ("q_proj", "k_proj", "v_proj")
+    )
+    positions = torch.arange(first_position, first_position + hidden.shape[1])[None]
+    query, key = apply_rotary_pos_emb(query, key, *model.model.rotary_emb(hidden, positions))
+    return query[0].double(), key[0].double(), value[0].double()

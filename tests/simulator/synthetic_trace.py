@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from simulator.draft_pass import residency_rules
+from simulator.specs.policy import PolicySpec
 from traces.memory import MemoryGroup, memory_group, memory_trace
 from traces.reader import Trace
 from traces.schema import ModelGeometry
@@ -15,6 +17,10 @@ LAYERS = {16: (0, 10, 20, 29), 32: (0, 29)}
 """Recorded layers by block size; block size 32 lacks two, as a compact recording would."""
 ACCEPTANCE = (0.6, 0.4, 0.3, 0.2)
 """Share of right drafts by distance."""
+
+
+SPARSE_POLICY = PolicySpec(residency="slack", fetch_cap=0.05, kv_budget_tokens=512)
+"""Under which `draft1_sparse` counts as recorded, at blocks of 16."""
 
 
 def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0) -> MemoryGroup:
@@ -41,6 +47,8 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
             noisy = merged + 0.2 * distance * rng.normal(size=merged.shape)
             known = np.concatenate([np.zeros(distance, dtype=np.int64), selectable[:-distance]])
             rankings[size][f"draft{distance}"] = _rank(noisy, known, 1024 // size)
+        offset = 0.5 * np.random.default_rng(seed + 1).normal(size=merged.shape)
+        rankings[size]["draft1_sparse"] = _rank(merged + offset, np.append(0, selectable[:-1]), 1024 // size)
         rankings[size]["mean"] = _rank(merged + 0.1 * rng.normal(size=merged.shape), selectable, 1024 // size)
         early = _rank(merged + 0.3 * rng.normal(size=merged.shape), selectable, 1024 // size)
         early[:, 0] = -1
@@ -55,7 +63,7 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
     accepted = [rng.random(num_steps) < share for share in ACCEPTANCE]
     return memory_group(
         kv_len, rankings, masses, query_cos=cosines, prefill_mass=prompt, prompt_window_mass=prompt,
-        accepted=accepted, name=name, layers=LAYERS, model=GEOMETRY,
+        accepted=accepted, sparse_policy=residency_rules(SPARSE_POLICY), name=name, layers=LAYERS, model=GEOMETRY,
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ MOVES: dict[str, tuple[dict[str, Any], Any, Any, str, bool | None]] = {
     "policy.dense_below_recall": ({**UNCAPPED, "policy.miss_rule": "dense"}, 0.8, 0.99, "h2d_bytes_per_token", True),
     "policy.key_rank": ({"system": "shadowkv"}, 64, 256, "hbm_bytes_peak", True),
     "policy.predictor": ({"policy.residency": "exact"}, "draft", "current", "exposed_transfer_s", True),
+    "policy.draft_pass": ({}, "sparse", "dense", "overlap", True),
     "policy.residency": ({"policy.predictor": "current", **ON_DEMAND}, "exact", "everything", "hbm_bytes_peak", True),
     "policy.slack_blocks": ({}, 1, 16, "hbm_bytes_peak", True),
     "policy.transport": (UNCAPPED, "gather", "ce-per-block", "tpot_mean_s", True),
