@@ -51,28 +51,39 @@ def test_measured_figures_carry_spread_and_repetitions_and_agree_with_independen
     assert link.h2d_bytes_per_s.value == pytest.approx(55.1e9, rel=0.02)
     assert link.ce_op_s.value == pytest.approx(2.7e-6, rel=0.12)
     assert link.gather_bytes_per_s.value == pytest.approx(50e9, rel=0.03)
+    # NVLink: 392 GB/s there too.
+    assert profile.nvlink.bytes_per_s.value == pytest.approx(392e9, rel=0.01)
     assert profile.kernels.table is None, "a table of other kernels would come before nothing that was timed here"
 
 
 def test_unmeasured_figures_keep_the_catalog_source(profile):
-    assert profile.nvlink == load_hardware("h200-sxm").nvlink
+    base = load_hardware("h200-sxm")
+    assert profile.nvlink.domain_gpus == base.nvlink.domain_gpus
+    assert profile.host.switch_bytes_per_s == base.host.switch_bytes_per_s, "two links at once carried twice one"
     assert profile.host.inter_socket_bytes_per_s.assumption
 
 
-def test_pairs_cover_the_table(profile):
-    pairs = {(p.kernel, p.beside, p.gather_ctas) for p in profile.pairs}
-    for kernel in ("gemm", "attention", "score", "topk"):
-        assert {(kernel, "ce_h2d", None), (kernel, "ce_d2h", None)} <= pairs
-        assert {(kernel, "gather", n) for n in (8, 16, 32)} <= pairs
-    assert {(k, b, None) for k in ("gemm", "attention") for b in ("score", "topk")} <= pairs
-    assert len(pairs) == len(profile.pairs) == 24
+def test_pairs_cover_the_table_at_every_batch(profile):
+    pairs = {(p.kernel, p.beside, p.gather_ctas, p.batch_size) for p in profile.pairs}
+    for batch in (1, 8, 32, 64):
+        for kernel in ("gemm", "attention", "score", "topk"):
+            assert {(kernel, "ce_h2d", None, batch), (kernel, "ce_d2h", None, batch)} <= pairs
+            assert {(kernel, "gather", n, batch) for n in (4, 8, 16)} <= pairs
+        assert {(k, b, None, batch) for k in ("gemm", "attention") for b in ("score", "topk")} <= pairs
+    assert len(pairs) == len(profile.pairs) == 4 * 24
+    assert all((p.launch_wait_s is not None) == (p.beside == "gather") for p in profile.pairs)
+    # A layer's scoring hides behind attention at batch 1 and hardly at batch 64.
+    together = {p.batch_size: p for p in profile.pairs if (p.kernel, p.beside) == ("attention", "score")}
+    whole = [together[n].kernel_rate.value + together[n].beside_rate.value for n in (1, 8, 32, 64)]
+    assert whole[0] == max(whole) > 1.4
+    assert 1.0 < whole[3] < 1.3
 
 
 def test_a_torn_last_line_is_dropped_and_a_torn_middle_one_is_named(tmp_path):
     whole = RECORDED.read_text().splitlines()
     path = tmp_path / "raw.jsonl"
     path.write_text("\n".join([*whole[:5], whole[5][:20]]))
-    assert len(read_measurements(path).rows) == 4
+    assert len(read_measurements(path).rows) == 3  # the fourth line ends a part
     path.write_text("\n".join([*whole[:3], whole[3][:20], *whole[4:6]]))
     with pytest.raises(InputError, match="line 4: not JSON"):
         read_measurements(path)
@@ -92,7 +103,14 @@ def test_missing_measurements_and_unknown_devices_are_named(raw, tmp_path):
 
 
 def _with_rows(raw, *rows):
-    return build_profile(type(raw)(raw.device, raw.started, (*raw.rows, *rows)), None, "h200-sxm")
+    """The profile with `rows` for the measurements of their kinds."""
+    kinds = {row.kind for row in rows}
+    others = tuple(row for row in raw.rows if row.kind not in kinds)
+    return build_profile(type(raw)(raw.device, raw.started, (*others, *rows)), None, "h200-sxm")
+
+
+def _without_pairs(raw):
+    return type(raw)(raw.device, raw.started, tuple(r for r in raw.rows if not r.kind.startswith("pair")))
 
 
 def test_pairs_by_batch_keep_their_batch(raw):
@@ -102,8 +120,7 @@ def test_pairs_by_batch_keep_their_batch(raw):
         for batch, kernel_rate, beside_rate in ((8, 0.95, 0.8), (64, 0.5, 0.6))
         for which, value in (("kernel_rate", kernel_rate), ("beside_rate", beside_rate))
     ]
-    plain = tuple(r for r in raw.rows if r.kind != "pair")
-    pairs = build_profile(type(raw)(raw.device, raw.started, (*plain, *rows)), None, "h200-sxm").pairs
+    pairs = _with_rows(_without_pairs(raw), *rows).pairs
     found = [(p.batch_size, p.kernel_rate.value, p.beside_rate.value) for p in pairs]
     assert found == [(8, 0.95, 0.8), (64, 0.5, 0.6)]
 
@@ -118,8 +135,7 @@ def test_two_launch_lengths_tell_the_wait_from_the_rate(raw):
         for n in (2048, 256)
         for which, value in (("kernel_rate", 0.8 + n / 20480), ("beside_rate", alone[n] / (wait_s + alone[n] / rate)))
     ]
-    plain = tuple(r for r in raw.rows if r.kind != "pair")
-    (pair,) = build_profile(type(raw)(raw.device, raw.started, (*plain, *rows)), None, "h200-sxm").pairs
+    (pair,) = _with_rows(_without_pairs(raw), *rows).pairs
     assert pair.launch_wait_s is not None
     assert pair.launch_wait_s.value == pytest.approx(wait_s, rel=1e-4)
     assert pair.beside_rate.value == pytest.approx(rate, rel=1e-4)
@@ -168,8 +184,8 @@ def test_a_second_numa_node_gives_far_figures(raw):
 
 def test_submissions_towards_the_host_do_not_become_figures_of_fetches(raw, profile):
     of = {"method": "batched", "count": 1024, "direction": "d2h"}
-    again = _with_rows(raw, Measurement("submit_engine", 1e-3, 0.0, 6, 8192, params=of))
-    assert again.link == profile.link
+    slow = Measurement("submit_engine", 1e-3, 0.0, 6, 8192, params=of)
+    assert build_profile(type(raw)(raw.device, raw.started, (*raw.rows, slow)), None, "h200-sxm").link == profile.link
 
 
 def test_an_interrupted_calibration_goes_on_after_its_last_finished_part(tmp_path):
