@@ -90,7 +90,7 @@ def measure_machine(
         ("attention", lambda: microbench.bench_attention(recorder, geometry)),
         ("switches", lambda: microbench.bench_switches(recorder, geometry)),
         ("small", lambda: microbench.bench_small(recorder, geometry)),
-        ("gemm", lambda: microbench.bench_gemm(recorder, (geometry, GEOMETRIES["Llama-3.1-8B"]))),
+        ("gemm", lambda: microbench.bench_gemm(recorder, tuple(GEOMETRIES.values()))),
         ("nodes", lambda: linkbench.bench_nodes(recorder, nodes.cpus if nodes.num_nodes > 1 else ())),
         ("two GPUs", lambda: gpu_pair.bench_gpu_pair(recorder, pinned_gib << 30) if num_gpus > 1 else None),
     )
