@@ -16,10 +16,6 @@ from simulator.systems import resolve_policy
 from traces.errors import InputError
 
 Row = Mapping[str, Any]
-_AS_POINT = (
-    ("policy.block_size_tokens", "block_size_tokens"), ("policy.fetch_cap", "fetch_cap"),
-    ("policy.lookahead_k", "lookahead_k"), ("policy.gather_ctas", "gather_ctas"), ("policy.transport", "transport"),
-)  # fmt: skip
 _ONE_GPU = {
     "placement.host_numa": "local", "placement.kv_tier": "host", "placement.num_gpus": 1,
     "placement.tensor_parallel": 1, "engine.software_overhead_s": 0.0, "mapping.rule": "auto",
@@ -51,27 +47,25 @@ def point_of(row: Row) -> Point:
             raise InputError("serving runs")
         if key.split(".")[0] in ("placement", "engine", "mapping") and "." in key and _ONE_GPU.get(key) != value:
             raise InputError(f"{key} {value}")
-    size = int(_or(row.get("policy.block_size_tokens"), 16))
-    context = int(row["workload.context_tokens"])
-    kept = int(_or(row.get("policy.kv_budget_tokens"), context // 8 // size * size)) // size
     overrides = {
         key.removeprefix("policy."): _plain(value)
         for key, value in row.items()
         if key.startswith("policy.") and not _is_null(value)
     }
+    context = int(row["workload.context_tokens"])
     simulated = resolve_policy(row["system"], overrides, context)
-    fields = {field: _plain(row[key]) for key, field in _AS_POINT if not _is_null(row.get(key))}
-    fields.setdefault("gather_ctas", simulated.gather_ctas)
+    if simulated.transport == "ce-per-block":
+        raise InputError("policy.transport ce-per-block")
+    size = simulated.block_size_tokens
     point = Point(
-        row["system"], int(row["workload.batch_size"]), context, kept, **{**fields, "block_size_tokens": size},
-        model=row["model"], trace=row["trace"], trace_group=row["trace_group"],
+        row["system"], int(row["workload.batch_size"]), context, (simulated.kv_budget_tokens or context // 8) // size,
+        size, float(simulated.fetch_cap), simulated.lookahead_k, simulated.gather_ctas, row["model"],
+        transport=simulated.transport, trace=row["trace"], trace_group=row["trace_group"],
     )  # fmt: skip
     runs = policy_of(point)
     for key, value in simulated.model_dump().items():
         if getattr(runs, key) != value:
             raise InputError(f"policy.{key} {value}")
-    if runs.transport == "ce-per-block":
-        raise InputError("policy.transport ce-per-block")
     return point
 
 
@@ -132,4 +126,4 @@ def _or(value: Any, default: Any) -> Any:
 def _plain(value: Any) -> Any:
     """A table's value as the schema takes it: whole numbers may have become floats beside nulls."""
     value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() and value > 1 else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

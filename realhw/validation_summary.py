@@ -93,12 +93,15 @@ COMPONENTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lm_head": (("t_lm_head_s",), ("lm_head",)),
 }
 """Parts of a step: what the simulator sums, and the parts between time marks on the compute stream."""
+ONCE = ("draft", "sampling", "lm_head")
+"""Marked once a step, the others once a layer."""
 
 
 def component_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Per component (predicted − measured) / measured step, over the points whose parts were timed.
 
-    A step with marks is the sum of its parts, which marks lengthen where streams overlap: `marked_over_unmarked`.
+    A step with time marks is longer by what the marks cost: `marked_over_unmarked`. Each mark's equal share of that is
+    taken off the part that it ends.
     """
     timed = [row for row in rows if row.get("measured_parts_s")]
     if not timed:
@@ -107,7 +110,8 @@ def component_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
     for name, (ours, theirs) in COMPONENTS.items():
         errors = []
         for row in timed:
-            measured = sum(row["measured_parts_s"].get(part, 0.0) for part in theirs)
+            parts = _without_marks(row)
+            measured = sum(parts.get(part, 0.0) for part in theirs)
             predicted = sum(row["predicted_parts_s"][part] for part in ours)
             errors.append((predicted - measured) / row["measured_tpot_s"])
         found[name] = {
@@ -118,6 +122,14 @@ def component_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
     marked = [sum(row["measured_parts_s"].values()) / row["measured_tpot_s"] for row in timed]
     found["marked_over_unmarked"] = {"num_points": len(timed), "median": float(np.median(marked))}
     return found
+
+
+def _without_marks(row: Mapping[str, Any]) -> dict[str, float]:
+    """Measured parts of one step, less the cost of their marks."""
+    parts = row["measured_parts_s"]
+    marks = {part: 1 if part in ONCE else row["num_layers"] for part in parts}
+    mark_s = (sum(parts.values()) - row["measured_tpot_s"]) / sum(marks.values())
+    return {part: seconds - mark_s * marks[part] for part, seconds in parts.items()}
 
 
 def _median_abs_error(rows: Sequence[Mapping[str, Any]], of: str) -> float:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from oasis_sim.verbs.validate import validate
-from traces.errors import CheckFailed, InputError
+from realhw.decode_point import Point
+from traces.errors import CheckFailed, EnvironmentMissing, InputError
 
 CAMPAIGN = Path(__file__).parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
 HARDWARE = "h200-sxm-calibrated"
@@ -59,3 +61,46 @@ def test_another_file_is_refused(content, tmp_path):
     path.write_text(content)
     with pytest.raises(InputError, match="is no campaign"):
         validate(str(path), HARDWARE, str(tmp_path / "out"), None, False, None, None, as_json=True)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory) -> Path:
+    """Two systems that the harness runs and one that it does not."""
+    path = tmp_path_factory.mktemp("experiment") / "e.yaml"
+    path.write_text(
+        "system: [quest, retrieval, h2o]\nmodel: SmolLM2-135M\nhardware: h200-sxm\n"
+        "workload: {batch_size: 1, output_tokens: 8}\n"
+    )
+    return path
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the points where there is a GPU")
+def test_without_a_gpu_it_picks_points_and_says_where_they_can_run(experiment, tmp_path, capsys):
+    out = tmp_path / "out"
+    with pytest.raises(EnvironmentMissing, match=r"no CUDA device.*picks\.jsonl.*validate campaign\.jsonl"):
+        validate(str(experiment), HARDWARE, str(out), None, False, None, None, as_json=False)
+    text = capsys.readouterr().out
+    assert "2 of 3 points" in text
+    assert "left out    1: system h2o" in text
+    points = [Point(**json.loads(line)) for line in (out / "picks.jsonl").read_text().splitlines()]
+    assert sorted(point.system for point in points) == ["quest", "retrieval"]
+    assert all(point.context_tokens == 6144 and point.num_kept == 48 for point in points)
+    with pytest.raises(EnvironmentMissing):  # the sweep's folder serves as well
+        validate(str(out / "sweep"), HARDWARE, str(tmp_path / "again"), None, False, None, None, as_json=True)
+
+
+def test_an_experiment_that_the_harness_cannot_run_is_refused(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text("system: h2o\nmodel: SmolLM2-135M\nworkload: {batch_size: 1, output_tokens: 4}\n")
+    with pytest.raises(InputError, match=r"none of its 1 points runs on the harness: system h2o \(1\)"):
+        validate(str(path), HARDWARE, str(tmp_path / "out"), None, False, None, None, as_json=True)
+
+
+def test_a_profile_of_another_device_is_said_in_every_output(campaign, tmp_path, capsys):
+    out = tmp_path / "out"
+    validate(str(campaign), "h100-sxm", str(out), None, False, None, None, as_json=False)
+    said = "measured on NVIDIA H200, predicted with profile h100-sxm"
+    assert said in capsys.readouterr().out
+    assert said in json.loads((out / "summary.json").read_text())["warning"]
+    assert said in (out / "points.md").read_text()
+    assert all(said in row["warning"] for row in map(json.loads, (out / "points.jsonl").read_text().splitlines()))

@@ -58,9 +58,11 @@ def test_decisions_are_judged_inside_cells_of_six():
 
 def test_components_are_compared_as_shares_of_the_step():
     parts = {name: 0.0 for names, _ in COMPONENTS.values() for name in names}
+    # 2 layers: 8 marks of 0.1 s in a step that reads 2.8 s with them and 2 s without.
     timed = row(1.0, 2.0) | {
+        "num_layers": 2,
         "predicted_parts_s": parts | {"t_qkv_s": 0.4, "t_ffn_s": 0.6},
-        "measured_parts_s": {"qkv": 0.2, "append": 0.1, "ffn": 0.7, "wait": 1.2},
+        "measured_parts_s": {"qkv": 0.4, "append": 0.3, "ffn": 0.9, "wait": 1.2},
     }
     found = component_errors([timed, row(9.0, 1.0)])
     assert found["qkv and append"] == {
@@ -69,8 +71,8 @@ def test_components_are_compared_as_shares_of_the_step():
         "bias_of_tpot": pytest.approx(0.05),
     }
     assert found["feed-forward"]["bias_of_tpot"] == pytest.approx(-0.05)
-    assert found["waiting"]["bias_of_tpot"] == pytest.approx(-0.6)
-    assert found["marked_over_unmarked"] == {"num_points": 1, "median": pytest.approx(1.1)}
+    assert found["waiting"]["bias_of_tpot"] == pytest.approx(-0.5)
+    assert found["marked_over_unmarked"] == {"num_points": 1, "median": pytest.approx(1.4)}
     assert component_errors([row(1.0, 1.0)]) == {}
 
 
