@@ -114,7 +114,7 @@ def draw_residuals(frame: pd.DataFrame) -> Figure:
     axes.axvspan(*CONTENDED, color="#f2f2f2", lw=0, zorder=0)
     axes.axhline(0, color=style.QUIET, lw=0.8, zorder=2)
     for goal in (-GOAL, GOAL):
-        axes.axhline(goal, color=style.FAINT, lw=0.8, ls="--", zorder=2)
+        axes.axhline(100 * goal, color=style.FAINT, lw=0.8, ls="--", zorder=2)
     _marks(axes, frame, x, 100 * frame["error"])
     axes.set_xscale("log")
     ticks = [LEAST_RATIO, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
@@ -126,8 +126,8 @@ def draw_residuals(frame: pd.DataFrame) -> Figure:
     contended = frame[frame["transfer_over_compute"].between(*CONTENDED)]["error"]
     rest = frame[~frame["transfer_over_compute"].between(*CONTENDED)]["error"]
     title = f"Median |error| {rest.abs().median():.1%} elsewhere" if contended.empty else (
-        f"Where transfer and compute are of a length the median |error| is {contended.abs().median():.1%}, "
-        f"elsewhere {rest.abs().median():.1%}"
+        f"Where transfer takes half to twice as long as compute the median |error| is "
+        f"{contended.abs().median():.1%}, elsewhere {rest.abs().median():.1%}"
     )  # fmt: skip
     text = f"{_of(frame)} Grey: transfer / compute of 0.5 to 2; dashed: ±{GOAL:.0%}. Above 0: predicted too slow."
     style.frame_figure(figure, title, text, _notes(frame), _handles(frame), 5)
