@@ -343,7 +343,6 @@ def compare(
     """
     from oasis_sim.verbs.compare import compare as verb
 
-    system = systems
     flags = _flags(locals())
     return verb(experiment, flags, set_ or [], out, json, quiet, jobs)
 
@@ -353,12 +352,12 @@ def reproduce(
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="One experiment of the table. Default: all.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Another model.")] = None,
-    hardware: Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Another GPU.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Requests in flight, all systems.")] = None,
-    context: Annotated[int | None, typer.Option("--context", metavar="TOKENS", help="Mean KV length.")] = None,
+    model: Annotated[Values, typer.Option("--model", metavar="NAME", help="Another model.")] = None,
+    hardware: Annotated[Values, typer.Option("--hardware", metavar="NAME", help="Another GPU.")] = None,
+    batch: Annotated[Values, typer.Option("--batch", metavar="N", help="Requests in flight, all systems.")] = None,
+    context: Annotated[Values, typer.Option("--context", metavar="TOKENS", help="Mean KV length.")] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tensor-parallel", metavar="N", help="GPUs of one replica.")
+        Values, typer.Option("--tensor-parallel", metavar="N", help="GPUs of one replica.")
     ] = None,
     set_: Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of an experiment.")] = None,
     derive: Annotated[
@@ -373,14 +372,8 @@ def reproduce(
     """
     from oasis_sim.verbs.reproduce import run as verb
 
-    given = {
-        "model": model,
-        "hardware": hardware,
-        "workload.batch_size": batch,
-        "workload.context_tokens": context,
-        "placement.tensor_parallel": tensor_parallel,
-    }
-    return verb(experiment, given, set_ or [], derive, json, quiet)
+    flags = _flags(locals())
+    return verb(experiment, flags, set_ or [], derive, json, quiet)
 
 
 @app.command()
@@ -530,9 +523,10 @@ def trace_synth(
 
 def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:
     """Flags that were given, by their spelling."""
-    from oasis_sim.settings import FLAG_KEYS
+    from oasis_sim.settings import FLAG_KEYS, VERB_FLAG_KEYS
 
-    given = {flag: arguments.get(flag.removeprefix("--").replace("-", "_")) for flag in FLAG_KEYS}
+    flags = (*FLAG_KEYS, *VERB_FLAG_KEYS)
+    given = {flag: arguments.get(flag.removeprefix("--").replace("-", "_")) for flag in flags}
     return {flag: list(values) for flag, values in given.items() if isinstance(values, list) and values}
 
 

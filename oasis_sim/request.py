@@ -61,12 +61,7 @@ def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignment
 
 def make_request(settings: Settings) -> Request:
     """Points of all combinations. Raises InputError for a key or value that the schema refuses."""
-    for key, values in settings.items():
-        repeated = {str(value) for value in values if values.count(value) > 1}
-        if repeated:
-            raise InputError(f"{key}: value given twice: {', '.join(sorted(repeated))}")
-        if len(values) > 1 and (key == "name" or key.startswith("objective.")):
-            raise InputError(f"{key} cannot be swept: it takes one value")
+    require_lists(settings)
     ordered = {key: settings[key] for key in sorted(settings, key=_schema_order)}
     fixed = {key: values[0] for key, values in ordered.items() if len(values) == 1}
     swept = {key: values for key, values in ordered.items() if len(values) > 1}
@@ -81,6 +76,16 @@ def make_request(settings: Settings) -> Request:
         section, _, name = key.rpartition(".")
         (config[section] if section else config)[name] = values if key in swept else values[0]
     return Request(points, config)
+
+
+def require_lists(settings: Settings) -> None:
+    """Raises InputError for a value given twice, and for several where one holds for all points."""
+    for key, values in settings.items():
+        repeated = {str(value) for value in values if values.count(value) > 1}
+        if repeated:
+            raise InputError(f"{key}: value given twice: {', '.join(sorted(repeated))}")
+        if len(values) > 1 and (key == "name" or key.startswith("objective.")):
+            raise InputError(f"{key} cannot be swept: it takes one value")
 
 
 def read_settings(file: str | None) -> Settings:

@@ -23,6 +23,12 @@ FLAG_KEYS = {
     "--maximize": "objective.maximize",
     "--seed": "seed",
 }
+VERB_FLAG_KEYS = {
+    "--systems": "system",
+    "--batch": "workload.batch_size",
+    "--tensor-parallel": "placement.tensor_parallel",
+}
+"""Flags that only `compare` or `reproduce` has."""
 
 Settings = dict[str, list[Any]]
 
@@ -36,7 +42,7 @@ def command_line_settings(flags: Mapping[str, Sequence[str]], assignments: Seque
     givers: dict[str, str] = {}
     for flag, texts in flags.items():
         for text in texts:
-            _add(settings, givers, FLAG_KEYS[flag], flag, text)
+            _add(settings, givers, (FLAG_KEYS | VERB_FLAG_KEYS)[flag], flag, text)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():

@@ -18,6 +18,7 @@ from simulator.iterations import steps_of
 from simulator.mapping import Mapping as TraceMapping
 from simulator.mapping import resolve_mapping
 from simulator.parallel import gpus_in_use, shard
+from simulator.policy_bounds import require_rank, require_sinks, require_slots
 from simulator.predictors import is_draft
 from simulator.remote import require_tier
 from simulator.replay_settings import resolve_settings
@@ -88,6 +89,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     overrides = experiment.policy
     if experiment.serving is not None:
         _require_requests(experiment)
+        _require_positions(experiment.serving.max_model_len, model)
         overrides = {"kv_budget_tokens": KV_BUDGET_TOKENS, **overrides}
     elif context_tokens + experiment.workload.output_tokens - 1 > model.max_position:
         raise InputError(
@@ -95,6 +97,10 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             f"{context_tokens + experiment.workload.output_tokens - 1} positions, {model.name} has {model.max_position}"
         )
     policy = resolve_policy(experiment.system, overrides, context_tokens, experiment.placement)
+    require_rank(policy, model)
+    require_sinks(policy)
+    if experiment.serving is None:
+        require_slots(policy, context_tokens + experiment.workload.output_tokens - 1)
     ignored = _ignored(experiment, policy)
     mapping = _replayable(experiment, model, group, policy)
     shard(model, experiment.placement.tensor_parallel)
@@ -232,11 +238,18 @@ def _ignored(point: ExperimentSpec, policy: PolicySpec) -> frozenset[str]:
 
 
 def _require_requests(point: ExperimentSpec) -> None:
-    """Raises InputError for a request file that cannot be served; drawn requests always can."""
+    """Raises InputError for a request file that cannot be served and arrivals that come too late."""
     from simulator.serving.requests import make_workload
 
-    if point.serving is not None and point.serving.requests is not None:
+    if point.serving is not None:
         make_workload(point.serving, point.seed)
+
+
+def _require_positions(max_model_len: int | None, model: ModelSpec) -> None:
+    if max_model_len is not None and max_model_len > model.max_position:
+        raise InputError(
+            f"serving.max_model_len {max_model_len}: {model.name} has {model.max_position} positions, so at most that"
+        )
 
 
 def serving_groups(point: ResolvedExperiment) -> list[tuple[TraceGroup, TraceMapping]]:
@@ -281,6 +294,11 @@ def _open_cached(location: str, stamp: int) -> Trace:
 def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
     wanted = experiment.workload.context_tokens if experiment.serving is None else None
     if experiment.trace_group is not None:
+        if experiment.trace_group not in trace.group_names:
+            raise InputError(
+                f"trace_group: trace {experiment.trace!r} has no request {experiment.trace_group!r}: "
+                f"{suggest(experiment.trace_group, trace.group_names)}"
+            )
         candidates = [trace.group(experiment.trace_group)]
     else:
         candidates = [trace.group(name) for name in trace.group_names]

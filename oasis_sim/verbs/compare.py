@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oasis_sim.output import EXIT_INPUT, print_json
 from oasis_sim.progress import PointProgress
-from oasis_sim.request import Request, make_request, read_settings
+from oasis_sim.request import Request, make_request, read_settings, require_lists
 from oasis_sim.run_folder import run_folder
 from oasis_sim.settings import Settings, command_line_settings
 from simulator.executors import num_usable_cores
@@ -57,6 +57,7 @@ def comparison(settings: Settings) -> tuple[Request, dict[str, str]]:
 
     Systems that are named must be served. Raises InputError for one that is not, and where none is.
     """
+    require_lists(settings)
     named = settings.get("system")
     points: list[ExperimentSpec] = []
     left_out: dict[str, str] = {}

@@ -10,25 +10,34 @@ from typing import Any
 from oasis_sim.output import print_json
 from oasis_sim.settings import command_line_settings
 from simulator.catalog import load_hardware, load_model
-from simulator.experiment import experiment_keys
+from simulator.experiment import expand, experiment_keys
 from simulator.reproduce.report import Result, decode_step_rows, reproduce, row_document
 from simulator.reproduce.sensitivity import derive
 from simulator.reproduce.table import Experiment, published
-from simulator.specs.validation import suggest
+from simulator.specs.policy import PolicySpec
+from simulator.specs.validation import suggest, validated
 from traces.errors import InputError
 
 DECODE_STEP = "decode-step-h200"
 
 
 def run(
-    experiment: str | None, given: Mapping[str, Any], assignments: Sequence[str], derived: bool, as_json: bool,
+    experiment: str | None,
+    flags: Mapping[str, Sequence[str]],
+    assignments: Sequence[str],
+    derived: bool,
+    as_json: bool,
     quiet: bool,
-) -> int:  # fmt: skip
-    """Print the table or one JSON document. `given`: dotted keys of another setting, None where not set."""
-    overrides = _overrides(given, assignments)
+) -> int:
+    """Print the table or one JSON document. `flags` and `assignments` give the keys of another setting."""
+    overrides = _overrides(flags, assignments)
     chosen, with_steps = _chosen(experiment)
     if derived:
+        if overrides:
+            raise InputError(f"--derive solves the inputs at the published setting; leave out {', '.join(overrides)}")
         return _derive(chosen, as_json)
+    if overrides and not any(one.points for one in chosen):
+        raise InputError(f"{experiment} was measured at one setting; leave out {', '.join(overrides)}")
     results = []
     for one in chosen:
         if overrides and not one.points:
@@ -36,6 +45,8 @@ def run(
         if not quiet and sys.stderr.isatty():
             print(f"{one.name} …", file=sys.stderr)
         results.append(reproduce(one, overrides))
+    if overrides:
+        _require_a_figure(results)
     steps = decode_step_rows() if with_steps and not overrides else []
     if as_json:
         print_json(_document(results, steps))
@@ -46,18 +57,33 @@ def run(
     return 0
 
 
-def _overrides(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Keys that are given. Raises InputError for an unknown key or name, a key given twice and no positive count."""
-    overrides = {key: value for key, value in given.items() if value is not None}
-    for key, values in command_line_settings({}, assignments).items():
+def _require_a_figure(results: Sequence[Result]) -> None:
+    """Raises InputError where no row can be simulated at another setting, with the first row's reason."""
+    asked = [row for result in results for row in result.rows if row.row.simulated is not None]
+    if asked and all(row.simulated is None for row in asked):
+        raise InputError(f"no row can be simulated at this setting: {asked[0].problem}")
+
+
+FIXED_KEYS = ("name", "system", "trace", "trace_group")
+FIXED_SECTIONS = ("serving", "objective")
+"""What the rows themselves say, or what no row looks at."""
+
+
+def _overrides(flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> dict[str, Any]:
+    """Keys that are given, each with one value. Raises InputError for a key that is unknown, given twice or no part of
+    a setting, and for a name or value that the schema refuses."""
+    overrides: dict[str, Any] = {}
+    for key, values in command_line_settings(flags, assignments).items():
         if key not in experiment_keys():
             raise InputError(f"unknown key {key!r}: {suggest(key, experiment_keys())}")
-        if key in overrides or len(values) > 1:
-            raise InputError(f"{key} is given twice" if key in overrides else f"{key}: takes one value here")
+        if len(values) > 1:
+            raise InputError(f"{key}: takes one value here, got {', '.join(map(str, values))}")
+        if key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS:
+            raise InputError(f"{key}: cannot be changed here, rows are closed batches of given systems and traces")
         overrides[key] = values[0]
-    for key in ("workload.batch_size", "workload.context_tokens", "placement.tensor_parallel"):
-        if key in overrides and (not isinstance(overrides[key], int) or overrides[key] < 1):
-            raise InputError(f"{key}: must be a positive whole number, got {overrides[key]}")
+    policy = {key.removeprefix("policy."): value for key, value in overrides.items() if key.startswith("policy.")}
+    validated(PolicySpec, policy, key_prefix="policy")
+    expand({key: value for key, value in overrides.items() if not key.startswith("policy.")}, {})
     if "model" in overrides:
         load_model(overrides["model"])
     if "hardware" in overrides:

@@ -54,7 +54,12 @@ class Evaluation:
             return CLOSED_FORMS[asked.closed_form](setting)
         assert asked.column is not None
         found = self._column(asked.point, asked.column)
-        return found if asked.relative_to is None else found / self._column(asked.relative_to, asked.column)
+        if asked.relative_to is None:
+            return found
+        reference = self._column(asked.relative_to, asked.column)
+        if reference == 0:
+            raise InputError(f"point {asked.relative_to}: {asked.column} is 0, so nothing is relative to it")
+        return found / reference
 
     def point(self, name: str) -> dict[str, Any]:
         """Result row of a point. Raises InputError where its batch does not fit."""

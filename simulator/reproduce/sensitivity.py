@@ -27,7 +27,7 @@ class Effect:
     simulated: float | None
     """None where the point cannot be simulated with this value; `problem` says why."""
     change: float | None
-    """Relative to the row as declared."""
+    """Relative to the row as declared; None also where that is 0."""
     problem: str | None = None
 
 
@@ -45,7 +45,9 @@ def effects(experiment: Experiment, base: Mapping[str, float], overrides: Mappin
                     yield Effect(name, value, row.setting, None, None, str(error))
                     continue
                 assert simulated is not None
-                yield Effect(name, value, row.setting, simulated, simulated / base[row.setting] - 1.0)
+                declared = base[row.setting]
+                change = simulated / declared - 1.0 if declared else None
+                yield Effect(name, value, row.setting, simulated, change)
 
 
 def solve(experiment: Experiment, row: Row, name: str) -> float | None:

@@ -70,7 +70,8 @@ def serve(
     static = builder.static_bytes
     row |= summarise(Run(log, replicas, builder.iterations, builder.demand, static, tensor_parallel, prefill))
     if not log.num_finished:
-        reason = f"no request fits: {row['first_refused']} is the first of {log.num_refused}"
+        reason = f"no request fits: {row['first_refused']} is the first of {log.num_refused}; "
+        reason += f"one has at most {builder.tables.max_tokens:,} tokens, which must fit an empty replica's memory"
         return row | {"status": "does_not_fit", "error": reason, "bound": "capacity"}
     return row | {"status": "ok"}
 

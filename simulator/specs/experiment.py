@@ -49,7 +49,7 @@ IN_HOST_MEMORY = PlacementSpec()
 
 
 class EngineSpec(Spec):
-    software_overhead_s: Annotated[float, Field(ge=0, le=MAX_OVERHEAD_S)] = 0.0
+    software_overhead_s: Annotated[float, Field(ge=0, le=MAX_OVERHEAD_S, strict=True)] = 0.0
     """CPU time per step that the GPU waits for. 0 is an assumption: a captured graph with asynchronous scheduling."""
     hbm_utilization: Fraction = 0.9
     """Share of HBM that may be used. Source: vLLM's default gpu_memory_utilization."""

@@ -103,7 +103,7 @@ class PolicySpec(Spec):
     """Whose cost drafting has (`simulator.draft_heads`): a one-layer EAGLE-3 head, Medusa heads, the model's own
     multi-token-prediction module, prompt lookup on the CPU, lookahead decoding's n-gram rows, or the model itself,
     whose draft row of one step gives the token drafted in the next."""
-    verify_drafts: bool = False
+    verify_drafts: Annotated[bool, Field(strict=True)] = False
     """Drafted tokens are checked by the step that runs them, and those before the first wrong one are kept. Which are
     right is the trace's."""
 

@@ -13,6 +13,11 @@ from simulator.specs.base import Name, PositiveFloat, PositiveInt, Spec
 from traces.lengths import LENGTHS
 
 MAX_NUM_SEQS = 65_536
+MAX_NUM_REQUESTS = 10_000_000
+"""Arrivals and lengths of so many still are a quarter of a gigabyte."""
+MAX_DURATION_S = 1e9
+"""Three decades until the last arrival: beyond, a clock of 64-bit floats cannot tell microseconds."""
+MIN_RATE_PER_S = 1.0 / MAX_DURATION_S
 Arrivals = Literal["file", "closed", "poisson", "gamma"]
 SchedulerPolicy = Literal["fcfs", "shortest-remaining-first"]
 Preemption = Literal["recompute", "swap"]
@@ -31,7 +36,7 @@ KV_BUDGET_TOKENS = 2_048
 class ServingSpec(Spec):
     requests: Name | None = None
     """Request file (Mooncake or plain JSONL, Azure, BurstGPT or plain CSV). Null: lengths are drawn."""
-    num_requests: PositiveInt | None = None
+    num_requests: Annotated[int, Field(gt=0, le=MAX_NUM_REQUESTS, strict=True)] | None = None
     """The first of the file, or how many are drawn. Null: all, or 256."""
     lengths: Name = "reasoning"
     """Distribution that lengths are drawn from (`traces.lengths.LENGTHS`)."""
@@ -41,10 +46,11 @@ class ServingSpec(Spec):
     """Output length of every drawn request. Null: drawn."""
     arrivals: Arrivals | None = None
     """file: as stamped; closed: all at once; poisson, gamma: a renewal process. Null: file with a file, else closed."""
-    rate_per_s: PositiveFloat | None = None
+    rate_per_s: Annotated[float, Field(ge=MIN_RATE_PER_S, strict=True)] | None = None
     """Mean arrivals per second: required by poisson and gamma; a file's own pattern is stretched to it."""
-    burstiness_cv: PositiveFloat | None = None
-    """Standard deviation / mean of gamma's gaps; 1 is Poisson, more comes in bursts."""
+    burstiness_cv: Annotated[float, Field(ge=0.001, le=100, strict=True)] | None = None
+    """Standard deviation / mean of gamma's gaps; 1 is Poisson, more comes in bursts. At 0.001 requests come like
+    clockwork; at 100 one gap in thousands holds all the time."""
     stamped_batches: StampedBatches = "refuse"
     """What to do with a file whose arrivals were stamped in batches: refuse it, spread each batch evenly over its
     interval, or keep bursts that the logging made."""
@@ -61,7 +67,7 @@ class ServingSpec(Spec):
     preemption: Preemption = "recompute"
     """What becomes of the KV of a request that must make room: recompute drops it and prefills again; swap moves it
     to the host and back. Source: vLLM recomputes (v1)."""
-    link_limit: Annotated[float, Field(gt=0, le=1)] | None = None
+    link_limit: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
     """Admission by link demand: another request starts only while the expected fetches of all take at most this share
     of a decode step. Null: admission by memory alone."""
     prefix_cache: PrefixCacheTiers = "none"

@@ -77,6 +77,9 @@ def test_bad_input_is_one_line(oasis, setting):
     for arguments, text in (
         (["compare", "--systems", "dens"], "dense"),
         (["compare", "--jobs", "0"], "--jobs"),
+        (["compare", "--systems", "dense,dense"], "value given twice: dense"),
+        (["compare", "--systems", ","], "--systems: empty value"),
+        (["compare", "--systems", "dense", "--maximize", "recall,churn"], "objective.maximize cannot be swept"),
         (["compare", "--systems", "dense", "--trace", "nowhere"], "nowhere"),
         (["compare", "--systems", "dense", "--set", "policy.fetch_capp=1"], "policy.fetch_cap"),
     ):

@@ -39,7 +39,17 @@ def test_bad_input_is_one_line(oasis):
         (["reproduce", "aime24"], "aime24-one-h100"),
         (["reproduce", ADMISSION, "--batch", "0"], "workload.batch_size"),
         (["reproduce", ADMISSION, "--set", "policy.fetch_capp=1"], "policy.fetch_cap"),
-        (["reproduce", ADMISSION, "--context", "4096", "--set", "workload.context_tokens=4096"], "given twice"),
+        (["reproduce", ADMISSION, "--context", "4096", "--set", "workload.context_tokens=4096"], "and by --context"),
+        (["reproduce", ADMISSION, "--batch", "4", "--batch", "5"], "--batch is given twice"),
+        (["reproduce", ADMISSION, "--batch", "4,5"], "workload.batch_size: takes one value here, got 4, 5"),
+        (["reproduce", ADMISSION, "--set", "workload.batch_size=true"], "workload.batch_size"),
+        (["reproduce", ADMISSION, "--set", "policy.fetch_cap=nan"], "policy.fetch_cap"),
+        (["reproduce", ADMISSION, "--set", "system=dense"], "system: cannot be changed here"),
+        (["reproduce", ADMISSION, "--set", "trace=none"], "trace: cannot be changed here"),
+        (["reproduce", ADMISSION, "--set", "serving.rate_per_s=3"], "serving.rate_per_s: cannot be changed here"),
+        (["reproduce", "decode-step-h200", "--batch", "4"], "leave out workload.batch_size"),
+        (["reproduce", ADMISSION, "--derive", "--batch", "4"], "leave out workload.batch_size"),
+        (["reproduce", "aime24-one-h100", "--tensor-parallel", "3"], "no row can be simulated at this setting"),
         (["reproduce", ADMISSION, "--model", "Qwen3-9B"], "Qwen3-8B"),
     ):
         done = oasis(*arguments)

@@ -162,6 +162,15 @@ def test_effects_are_relative_changes_and_refused_values_say_why():
     assert "2049" in str(refused.problem)
 
 
+def test_nothing_is_relative_to_zero():
+    one = experiment("aime24-one-h100")
+    evaluation = Evaluation(one)
+    row = next(row for row in one.rows if row.simulated is not None and row.simulated.relative_to is not None)
+    evaluation._rows.update({name: {row.simulated.column: 0.0} for name in one.points})
+    with pytest.raises(InputError, match="is 0, so nothing is relative to it"):
+        evaluation.value(row)
+
+
 def test_another_setting_has_no_published_figure():
     result = reproduce(experiment(ADMISSION), {"workload.context_tokens": 65536})
     document = row_document(result.experiment, result.rows[0])
