@@ -62,7 +62,7 @@ def test_the_context_chooses_the_request() -> None:
         resolve(spec(workload={"context_tokens": 1024}))
     with pytest.raises(InputError, match=r"context_tokens 512: .* it has 256 \(short\)"):
         resolve(spec(trace_group="short", workload={"context_tokens": 512}))
-    with pytest.raises(InputError, match="no group 'medium'; it has short, long"):
+    with pytest.raises(InputError, match="no request 'medium': one of short, long"):
         resolve(spec(trace_group="medium"))
 
 

@@ -66,7 +66,7 @@ def test_a_sweep_of_the_rate_keeps_lengths_and_pattern():
         ({"serving.arrivals": "file"}, "needs serving.requests"),
         ({"serving.lengths": "reasonin"}, "one of reasoning, reasoning-long"),
         ({"serving.max_num_batched_tokens": 8}, "below max_num_seqs 256"),
-        ({"serving.rate_per_s": -1.0}, "serving.rate_per_s: input should be greater than 0"),
+        ({"serving.rate_per_s": -1.0}, "serving.rate_per_s: input should be greater than or equal"),
         ({"serving.rate": 1.0}, "did you mean .*serving.rate_per_s"),
         ({"serving.link_limit": 1.5}, "serving.link_limit"),
         ({"serving.scheduler": "sjf"}, "serving.scheduler"),
