@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from realhw.figures import FigureMaker, rounded
 from realhw.measurement import Measurement, RawCalibration
+from realhw.profile_pairs import pair_rates
 from simulator.catalog import hardware, load_hardware
 from simulator.specs.base import Figure
 from simulator.specs.hardware import HardwareSpec
@@ -21,23 +22,8 @@ KV_HEADS, HEAD_DIM = 8, 128
 """Of the geometry that is timed (Qwen3-8B)."""
 SHARED_BELOW = 0.9
 """Two GPUs that copy at once at less than this share of twice the rate of one share a link."""
-LEAST_RATE = 0.01
-"""A kernel that stands still beside another goes on when that one ends; the timeline knows no rate of 0."""
 BATCH_COUNT = 1024
 """Blocks of the batched submission whose per-block time becomes `ce_batched_op_s`."""
-
-
-def fit_affine(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
-    """y = t0 + slope x by least squares of relative errors: (t0 >= 0, slope, worst relative error)."""
-    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    design = np.stack([1.0 / ys, xs / ys], axis=1)
-    t0, slope = np.linalg.lstsq(design, np.ones_like(ys), rcond=None)[0]
-    if t0 < 0.0:
-        t0 = 0.0
-        ratio = xs / ys
-        slope = ratio.sum() / (ratio * ratio).sum()
-    worst = float(np.abs((t0 + slope * xs) / ys - 1.0).max())
-    return float(t0), float(slope), worst
 
 
 def build_profile(raw: RawCalibration, name: str | None = None, base: str | None = None) -> HardwareSpec:
@@ -76,6 +62,7 @@ class _Builder:
         self._on = f"measured on {device['name']}, driver {device['driver']}, torch {device['torch']}, " + (
             f"Triton {device['triton']}, {raw.started[:10]}"
         )
+        self._make = FigureMaker(self._on)
 
     def build(self) -> HardwareSpec:
         data: dict[str, Any] = self._template.model_dump(mode="json", exclude_none=True)
@@ -90,13 +77,13 @@ class _Builder:
             data[section].update({key: figure.model_dump(exclude_none=True) for key, figure in figures.items()})
         data["kernels"].pop("table", None)  # of other kernels than the ones timed here
         data["kernels"]["gemms"] = [
-            {"m": r.params["m"], "n": r.params["n"], "k": r.params["k"], "seconds": _round(r.median)}
+            {"m": r.params["m"], "n": r.params["n"], "k": r.params["k"], "seconds": rounded(r.median)}
             for r in self._raw.select("gemm")
             if r.params["m"] < 1024
         ]
         data["kernels"]["timed"] = self._timed()
         data["kernels"]["timed_head_dim"] = HEAD_DIM
-        data["pairs"] = self._pairs()
+        data["pairs"] = pair_rates(self._raw, self._make)
         return validated(HardwareSpec, data, f"profile {self._name}")
 
     def _timed(self) -> list[dict[str, Any]]:
@@ -109,28 +96,8 @@ class _Builder:
                     row["rows"] = r.params["rows"]
                 if kind in ("topk", "plan"):
                     row["kept"] = r.params["k"]
-                rows.append({**row, "seconds": _round(r.median)})
+                rows.append({**row, "seconds": rounded(r.median)})
         return rows
-
-    def _figure(self, value: float, what: str, spread: float, repetitions: int) -> Figure:
-        return Figure(value=_round(value), source=f"{self._on}: {what}", spread=_round(spread), repetitions=repetitions)
-
-    def _rate(self, row: Measurement, what: str) -> Figure:
-        """Bytes of a row over its time."""
-        value = row.num_bytes / row.median
-        return self._figure(value, what, value * row.spread / row.median, row.repetitions)
-
-    def _time(self, row: Measurement, what: str) -> Figure:
-        return self._figure(row.median, what, row.spread, row.repetitions)
-
-    def _fit(self, rows: Sequence[Measurement], x: Sequence[float], what: str, inverse: bool) -> tuple[Figure, Figure]:
-        """(t0, slope or its inverse); the spread is that of the repetitions, the fit's worst error is in the source."""
-        t0, slope, worst = fit_affine(x, [r.median for r in rows])
-        relative = float(np.median([r.spread / r.median for r in rows]))
-        text = f"{what}; fit to {len(rows)} sizes, least squares of relative errors, off by at most {worst:.1%}"
-        value = 1.0 / slope if inverse else slope
-        n = min(r.repetitions for r in rows)
-        return self._figure(t0, text, t0 * relative, n), self._figure(value, text, value * relative, n)
 
     def _gpu(self) -> dict[str, Figure]:
         device = self._raw.device
@@ -142,25 +109,27 @@ class _Builder:
             "hbm_bytes": Figure(value=float(device["hbm_bytes"]), source=reported),
             "l2_bytes": Figure(value=float(device["l2_bytes"]), source=reported),
             "num_sms": Figure(value=float(device["num_sms"]), source=reported),
-            "hbm_read_bytes_per_s": self._rate(self._raw.one("hbm_read"), "sum of 1 GiB"),
-            "bf16_sustained_flops": self._figure(flops, "8192-cubed product, random data", spread, large.repetitions),
+            "hbm_read_bytes_per_s": self._make.rate(self._raw.one("hbm_read"), "sum of 1 GiB"),
+            "bf16_sustained_flops": self._make.figure(
+                flops, "8192-cubed product, random data", spread, large.repetitions
+            ),
         }
 
     def _kernels(self) -> dict[str, Figure]:
         raw = self._raw
         gemms = [r for r in raw.select("gemm") if r.params["m"] < 1024]
         rows = {kind: raw.select(kind) for kind in ("attention", "score", "topk", "plan", "sampling")}
-        gemm = self._fit(gemms, [r.num_bytes for r in gemms], "decode products", True)
-        attention = self._fit(rows["attention"], [r.num_bytes for r in rows["attention"]], "KV bytes", True)
-        score = self._fit(rows["score"], [r.num_bytes for r in rows["score"]], "compressed keys' bytes", True)
-        topk = self._fit(rows["topk"], [r.params["scores"] for r in rows["topk"]], "K up to 128", False)
-        plan = self._fit(
+        gemm = self._make.fit(gemms, [r.num_bytes for r in gemms], "decode products", True)
+        attention = self._make.fit(rows["attention"], [r.num_bytes for r in rows["attention"]], "KV bytes", True)
+        score = self._make.fit(rows["score"], [r.num_bytes for r in rows["score"]], "compressed keys' bytes", True)
+        topk = self._make.fit(rows["topk"], [r.params["scores"] for r in rows["topk"]], "K up to 128", False)
+        plan = self._make.fit(
             rows["plan"],
             [r.params["batch"] * KV_HEADS * r.params["slots"] for r in rows["plan"]],
             "K of 16 to 256",
             False,
         )
-        sampling = self._fit(
+        sampling = self._make.fit(
             rows["sampling"], [4.0 * r.params["logits"] for r in rows["sampling"]],
             "argmax of bf16 logits, counted as 4 bytes each", True,
         )  # fmt: skip
@@ -173,9 +142,9 @@ class _Builder:
             "topk_t0_s": topk[0], "topk_s_per_score": topk[1],
             "plan_t0_s": plan[0], "plan_s_per_slot": plan[1],
             "sampling_t0_s": sampling[0], "sampling_bytes_per_s": sampling[1],
-            "scatter_bytes_per_s": self._rate(raw.one("scatter"), "16,384 blocks of 8 KiB to random slots"),
+            "scatter_bytes_per_s": self._make.rate(raw.one("scatter"), "16,384 blocks of 8 KiB to random slots"),
             "switch_s": self._switch(),
-            "small_kernel_s": self._time(middle, "median of gated activation and KV append over batch sizes"),
+            "small_kernel_s": self._make.time(middle, "median of gated activation and KV append over batch sizes"),
         }  # fmt: skip
 
     def _switch(self) -> Figure:
@@ -183,30 +152,30 @@ class _Builder:
         rows = self._raw.select("switch")
         low, mid, high = np.percentile([r.median for r in rows], [25, 50, 75])
         what = f"two kinds in turn against each alone, median of {len(rows)} pairs"
-        return self._figure(max(0.0, float(mid)), what, float(high - low), len(rows))
+        return self._make.figure(max(0.0, float(mid)), what, float(high - low), len(rows))
 
     def _link(self) -> dict[str, Figure]:
         raw = self._raw
         figures = {}
         for direction in ("h2d", "d2h"):
             large = max(raw.select("copy", direction=direction), key=lambda r: r.num_bytes)
-            figures[f"{direction}_bytes_per_s"] = self._rate(large, "64 back-to-back copies of 16 MiB")
-            figures[f"duplex_{direction}_bytes_per_s"] = self._rate(
+            figures[f"{direction}_bytes_per_s"] = self._make.rate(large, "64 back-to-back copies of 16 MiB")
+            figures[f"duplex_{direction}_bytes_per_s"] = self._make.rate(
                 raw.one("copy_duplex", direction=direction), "the same with both directions busy"
             )
         copies = raw.select("copy", direction="h2d")
-        op_s, _ = self._fit(copies, [r.num_bytes for r in copies], "64 back-to-back copies, 4 KiB to 16 MiB", True)
+        op_s, _ = self._make.fit(copies, [r.num_bytes for r in copies], "64 back-to-back copies, 4 KiB to 16 MiB", True)
         figures["ce_op_s"] = op_s
         rate = figures["h2d_bytes_per_s"].value
         batched = self._submitted("submit_engine", "batched") or self._submitted("submit_engine", "per_block")
         per_block = batched[0].median - batched[0].num_bytes / rate
-        figures["ce_batched_op_s"] = self._figure(
+        figures["ce_batched_op_s"] = self._make.figure(
             per_block, f"{BATCH_COUNT} scattered 8 KiB blocks in one submission, bytes at the link's rate taken off",
             batched[0].spread, batched[0].repetitions,
         )  # fmt: skip
         enqueue = self._submitted("submit_cpu", "per_block")
-        figures["ce_enqueue_s"] = self._time(enqueue[0], "CPU time of one copy call")
-        figures["plan_to_host_s"] = self._time(
+        figures["ce_enqueue_s"] = self._make.time(enqueue[0], "CPU time of one copy call")
+        figures["plan_to_host_s"] = self._make.time(
             raw.one("plan_to_host"), "kernel's end to a copy that the CPU enqueued on seeing its output"
         )
         figures.update(self._gather())
@@ -222,14 +191,14 @@ class _Builder:
         grids = raw.select("gather")
         best = max(grids, key=lambda r: r.num_bytes / r.median)
         one = raw.one("gather", ctas=1)
-        cta = self._rate(one, "one thread block, random 8 KiB blocks")
+        cta = self._make.rate(one, "one thread block, random 8 KiB blocks")
         latency = one.params["in_flight_bytes"] / cta.value
         sized = [r for r in raw.select("gather_size") if r.num_bytes > 0]
         return {
-            "gather_t0_s": self._fit(sized, [r.num_bytes for r in sized], "random 8 KiB blocks, 16 to 4,096", True)[0],
-            "gather_bytes_per_s": self._rate(best, f"random 8 KiB blocks, {best.params['ctas']} thread blocks"),
+            "gather_t0_s": self._make.fit(sized, [r.num_bytes for r in sized], "random 8 KiB blocks, 16 to 4,096", True)[0],
+            "gather_bytes_per_s": self._make.rate(best, f"random 8 KiB blocks, {best.params['ctas']} thread blocks"),
             "gather_cta_bytes_per_s": cta,
-            "gather_latency_s": self._figure(
+            "gather_latency_s": self._make.figure(
                 latency, "bytes in flight of one thread block / its rate", latency * one.spread / one.median,
                 one.repetitions,
             ),
@@ -238,14 +207,14 @@ class _Builder:
     def _host(self) -> dict[str, Figure]:
         fastest = max(self._raw.select("pack"), key=lambda r: r.num_bytes / r.median)
         what = f"index_select of 4,096 scattered 8 KiB blocks, {fastest.params['threads']} threads"
-        figures = {"pack_bytes_per_s": self._rate(fastest, what)}
+        figures = {"pack_bytes_per_s": self._make.rate(fastest, what)}
         figures |= self._far_memory()
         both = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0, 1])
         alone = self._raw.select("copy_two_gpus", direction="h2d", gpus=[0])
         if both and both[0].num_bytes / both[0].median < SHARED_BELOW * 2 * alone[0].num_bytes / alone[0].median:
             # Less than two links: what they share is what bounds them, and the switch is the first thing on the way.
             what = "16 MiB copies to two GPUs at once, together less than twice one"
-            figures["switch_bytes_per_s"] = self._rate(both[0], what)
+            figures["switch_bytes_per_s"] = self._make.rate(both[0], what)
         return figures
 
     def _far_memory(self) -> dict[str, Figure]:
@@ -261,8 +230,10 @@ class _Builder:
         spread = in_flight * reads[far].spread / reads[far].num_bytes
         what = f"memory of NUMA node {far} against that of node {near}, the fastest"
         return {
-            "far_h2d_bytes_per_s": self._rate(copies[-1], f"16 MiB copies from {what}"),
-            "far_latency_s": self._figure(more, f"reads of one thread block, {what}", spread, reads[far].repetitions),
+            "far_h2d_bytes_per_s": self._make.rate(copies[-1], f"16 MiB copies from {what}"),
+            "far_latency_s": self._make.figure(
+                more, f"reads of one thread block, {what}", spread, reads[far].repetitions
+            ),
         }
 
     def _nvlink(self) -> dict[str, Figure]:
@@ -270,49 +241,4 @@ class _Builder:
         if not copies or self._template.nvlink.bytes_per_s.value == 0:  # copies over PCIe
             return {}
         large = max(copies, key=lambda r: r.num_bytes)
-        return {"bytes_per_s": self._rate(large, f"copies of {large.num_bytes >> 20} MiB from one GPU to another")}
-
-    def _pairs(self) -> list[dict[str, Any]]:
-        """Two kernels by rounds that start together, as a layer starts them; a kernel and a transfer run freely."""
-        names = {"kernel": "kernel", "beside": "beside", "ctas": "gather_ctas", "batch": "batch_size"}
-        pairs = []
-        for values in dict.fromkeys(tuple(r.params.get(name) for name in names) for r in self._raw.select("pair")):
-            of = dict(zip(names, values, strict=True))
-            kind = "pair_round" if self._raw.select("pair_round", **of) else "pair"
-            kernel, beside = (
-                sorted(self._raw.select(kind, which=which, **of), key=lambda r: int(r.params.get("blocks", 0)))
-                for which in ("kernel_rate", "beside_rate")
-            )
-            if len(kernel) != len(beside):
-                raise InputError(f"measurements: {kind} {of} lacks the rate of one side")
-            what = "rounds that start both" if kind == "pair_round" else "a graph of the two"
-            pair: dict[str, Any] = {names[name]: value for name, value in of.items() if value is not None}
-            pair["kernel_rate"] = self._share(kernel[-1].median, what, kernel[-1])
-            pair["beside_rate"] = self._share(beside[-1].median, what, beside[-1])
-            if len(beside) > 1:
-                pair |= self._launch_wait(beside[0], beside[-1])
-            pairs.append(pair)
-        return pairs
-
-    def _share(self, value: float, what: str, row: Measurement) -> dict[str, Any]:
-        figure = self._figure(min(1.0, max(LEAST_RATE, value)), what, row.spread, row.repetitions)
-        return figure.model_dump(exclude_none=True)
-
-    def _launch_wait(self, short: Measurement, long: Measurement) -> dict[str, Any]:
-        """Of gathers of two lengths: what each launch waits beside the kernel, and its rate from then on."""
-        alone = [r.params["beside_alone_s"] for r in (short, long)]
-        beside = [a / max(LEAST_RATE, r.median) for a, r in zip(alone, (short, long), strict=True)]
-        rate = min(1.0, (alone[1] - alone[0]) / max(beside[1] - beside[0], 1e-9))
-        wait_s = max(0.0, beside[0] - alone[0] / rate)
-        sizes = f"launches of {short.params['blocks']} and {long.params['blocks']} blocks beside the kernel"
-        wait = self._figure(wait_s, sizes, beside[0] * short.spread / short.median, short.repetitions)
-        return {
-            "beside_rate": self._share(rate, sizes, long),
-            "launch_wait_s": wait.model_dump(exclude_none=True),
-            "kernel_s": _round(long.params["kernel_alone_s"]),
-        }
-
-
-def _round(value: float) -> float:
-    """Five significant digits: beyond them is noise."""
-    return float(f"{value:.5g}")
+        return {"bytes_per_s": self._make.rate(large, f"copies of {large.num_bytes >> 20} MiB from one GPU to another")}

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from realhw.figures import fit_affine
 from realhw.measurement import Measurement, Recorder, read_measurements
-from realhw.profile import build_profile, fit_affine, write_profile
+from realhw.profile import build_profile, write_profile
 from simulator.catalog import load_hardware
 from traces.errors import InputError
 
