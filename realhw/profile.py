@@ -194,8 +194,9 @@ class _Builder:
         cta = self._make.rate(one, "one thread block, random 8 KiB blocks")
         latency = one.params["in_flight_bytes"] / cta.value
         sized = [r for r in raw.select("gather_size") if r.num_bytes > 0]
+        t0_s, _ = self._make.fit(sized, [r.num_bytes for r in sized], "random 8 KiB blocks, 16 to 4,096", True)
         return {
-            "gather_t0_s": self._make.fit(sized, [r.num_bytes for r in sized], "random 8 KiB blocks, 16 to 4,096", True)[0],
+            "gather_t0_s": t0_s,
             "gather_bytes_per_s": self._make.rate(best, f"random 8 KiB blocks, {best.params['ctas']} thread blocks"),
             "gather_cta_bytes_per_s": cta,
             "gather_latency_s": self._make.figure(
