@@ -426,13 +426,16 @@ def trace_pack(
         bool, typer.Option("--compact", help="Blocks of 16, eight layers, the best 64, drafts as nested sets.")
     ] = False,
     layers: Annotated[str | None, typer.Option("--layers", metavar="L,L", help="Of a compact copy.")] = None,
+    draft_sets: Annotated[
+        str | None, typer.Option("--draft-sets", metavar="K,K", help="Exact besides 64; 0: none. Default: 16,32.")
+    ] = None,
     keep: Annotated[str | None, typer.Option("--keep", metavar="X,X", help="Also in it: mean, prev_layer.")] = None,
     json: Json = False,
 ) -> int:
     """Pack a recorded folder into one zip that readers open directly, or make a compact copy to ship."""
     from oasis_sim.verbs.trace import pack
 
-    return pack(trace, out, compact, layers, keep, json)
+    return pack(trace, out, compact, layers, draft_sets, keep, json)
 
 
 @draft_app.command("train")

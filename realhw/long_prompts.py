@@ -62,10 +62,13 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="whose tokenizer counts")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", type=float, help="only this share, held out of a draft head's training")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     kind = "code" if given.task == "code" else "reasoning"
     examples = [example for example in load_examples(given.files) if example.task == kind]
+    if given.held_out is not None:
+        examples = [example for example in examples if example.held_out(given.held_out)]
     tokenizer = load_tokenizer(given.model)
     prompt = long_prompt(tokenizer, examples[1:], examples[0].question, given.task, given.context, given.seed)
     given.out.write_text(prompt.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")

@@ -29,13 +29,15 @@ def pack_compact(
     block_size_tokens: int = BLOCK_SIZE_TOKENS,
     layers: Sequence[int] | None = None,
     max_ranked_blocks: int = MAX_RANKED_BLOCKS,
+    draft_sets: Sequence[int] | None = None,
     keep: Sequence[str] = (),
 ) -> Path:
     """Zip a compact copy of the trace at `source` (folder, zip or URL) into `target`.
 
-    layers: model layers; None: eight of the recorded, evenly spread. max_ranked_blocks: M, at most the recorded. keep:
-    rankings besides `true` and the drafts (mean, prev_layer). Query similarity and masses of the prompt are small and
-    always kept. Raises InputError for what the trace does not hold, TraceError for a trace that cannot be read.
+    layers: model layers; None: eight of the recorded, evenly spread. max_ranked_blocks: M, at most the recorded.
+    draft_sets: sizes below M at which the drafts' sets are exact, too; None: M/4 and M/2. keep: rankings besides `true`
+    and the drafts (mean, prev_layer). Query similarity and masses of the prompt are small and always kept. Raises
+    InputError for what the trace does not hold, TraceError for a trace that cannot be read.
     """
     trace = open_trace(source)
     if target.exists():
@@ -49,7 +51,7 @@ def pack_compact(
         folder = Path(scratch) / "compact.zarr"
         with TraceWriter(folder, trace.attrs.model_copy(update={"provenance": provenance})) as writer:
             for group in _groups(trace):
-                block = _block(group, block_size_tokens, layers, max_ranked_blocks, keep)
+                block = _block(group, block_size_tokens, layers, max_ranked_blocks, draft_sets, keep)
                 _write(writer, group, block_size_tokens, block)
         return pack(folder, target)
 
@@ -60,7 +62,12 @@ def _groups(trace: Trace) -> list[FileGroup]:
 
 
 def _block(
-    group: FileGroup, size: int, layers: Sequence[int] | None, max_ranked_blocks: int, keep: Sequence[str]
+    group: FileGroup,
+    size: int,
+    layers: Sequence[int] | None,
+    max_ranked_blocks: int,
+    draft_sets: Sequence[int] | None,
+    keep: Sequence[str],
 ) -> BlockSizeAttributes:
     recorded = group.layers(size)
     spread = np.linspace(0, len(recorded) - 1, min(NUM_LAYERS, len(recorded))).round().astype(int)
@@ -76,12 +83,15 @@ def _block(
         raise InputError(f"keep: ranking '{unknown[0]}' is not stored; there are {', '.join(stored)}")
     if not group.has_block_mass(size):
         raise InputError(f"{group.name}: the mass of every block is not recorded at {size} tokens")
+    sets = (max_ranked_blocks // 4, max_ranked_blocks // 2) if draft_sets is None else tuple(sorted(set(draft_sets)))
+    if any(not 0 < k < max_ranked_blocks for k in sets):
+        raise InputError(f"draft_sets: {sets} must lie between 0 and max_ranked_blocks {max_ranked_blocks}")
     names = tuple(name for name in stored if name == "true" or masked_rows(name) or name in keep)
     return BlockSizeAttributes(
         layers=chosen,
         max_ranked_blocks=max_ranked_blocks,
         rankings=names,
-        draft_sets=tuple(k for k in (max_ranked_blocks // 4, max_ranked_blocks // 2) if k > 0),
+        draft_sets=sets,
         mass_resolution="compact",
     )
 

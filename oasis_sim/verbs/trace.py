@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oasis_sim.options import whole_numbers
-from oasis_sim.output import gigabytes, print_json
+from oasis_sim.output import print_json
 from traces.catalog import resolve
 from traces.errors import InputError
 from traces.reader import open_trace
@@ -41,22 +41,34 @@ def check(name_or_path: str, as_json: bool) -> int:
     return 0
 
 
-def pack(source: str, target: str, compact: bool, layers: str | None, keep: str | None, as_json: bool) -> int:
+def pack(
+    source: str,
+    target: str,
+    compact: bool,
+    layers: str | None,
+    draft_sets: str | None,
+    keep: str | None,
+    as_json: bool,
+) -> int:
     """Zip a recorded folder as it is, or a compact copy of any trace."""
     if compact:
         from traces.compact import pack_compact
 
         chosen = None if layers is None else whole_numbers("--layers", layers)
+        sets = None if draft_sets is None else whole_numbers("--draft-sets", draft_sets)
         names = () if keep is None else tuple(keep.split(","))
-        written = pack_compact(resolve(source), Path(target), layers=chosen, keep=names)
+        written = pack_compact(
+            resolve(source), Path(target), layers=chosen, draft_sets=None if sets is None else [k for k in sets if k],
+            keep=names,
+        )  # fmt: skip
     else:
         from traces.pack import pack as pack_folder
 
-        if layers is not None or keep is not None:
-            raise InputError("--layers and --keep choose what a compact copy holds: add --compact")
+        if any(given is not None for given in (layers, draft_sets, keep)):
+            raise InputError("--layers, --draft-sets and --keep choose what a compact copy holds: add --compact")
         written = pack_folder(Path(source), Path(target))
     if as_json:
         print_json({"out": str(written), "bytes": written.stat().st_size})
     else:
-        print(f"{written}: {gigabytes(written.stat().st_size)}")
+        print(f"{written}: {written.stat().st_size / 1e6:.2f} MB")
     return 0

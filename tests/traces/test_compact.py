@@ -71,6 +71,10 @@ def test_defaults_take_what_there_is_and_more_can_be_kept(source: Path, tmp_path
     packed = pack_compact(source, tmp_path / "c.zip", block_size_tokens=4, max_ranked_blocks=16, keep=("mean",))
     full, small = groups(source, packed)
     assert small.layers(4) == (0, 1, 2)
+    assert small.attributes.blocks[4].draft_sets == (4, 8)
+    plain = pack_compact(source, tmp_path / "p.zip", block_size_tokens=4, max_ranked_blocks=16, draft_sets=())
+    assert groups(source, plain)[1].attributes.blocks[4].draft_sets == ()
+    assert check_trace(plain)["groups"]["reasoning"]["num_positions"] == 70
     np.testing.assert_array_equal(small.ranking("mean", 4), full.ranking("mean", 4))
 
 
@@ -81,6 +85,7 @@ def test_defaults_take_what_there_is_and_more_can_be_kept(source: Path, tmp_path
         ({"layers": (0, 5)}, r"layers: \[5\] is not recorded at 4 tokens"),
         ({"layers": ()}, r"layers: \[\] is not recorded"),
         ({"max_ranked_blocks": 17}, "max_ranked_blocks: 17; the trace ranks 16"),
+        ({"draft_sets": (4, 12)}, r"draft_sets: \(4, 12\) must lie between 0 and max_ranked_blocks 12"),
         ({"keep": ("prev_layer",)}, "keep: ranking 'prev_layer' is not stored; there are true, draft1"),
     ],
 )
