@@ -20,6 +20,8 @@ from traces.writer import StepRecord, TraceWriter
 
 BLOCK_SIZE_TOKENS, NUM_LAYERS, MAX_RANKED_BLOCKS = 16, 8, 64
 """Of a compact trace, where nothing else is asked for."""
+_REST_STEPS = 1024
+"""Mass outside the ranked blocks is rounded to this share: finer than the rounded masses that it completes."""
 
 
 def pack_compact(
@@ -147,5 +149,6 @@ def _rest(group: FileGroup, size: int, rows: Sequence[int], count: int) -> NDArr
     left_out = group.ranking("true", size)[:, rows, :, count:]
     dense = group.mass(size).dense()[:, rows]
     mass = np.where(left_out >= 0, np.take_along_axis(dense, np.maximum(left_out, 0), axis=-1), 0)
-    rest: NDArray[np.float32] = (group.rest(size)[:, rows] + mass.sum(axis=-1)).astype(np.float32)
-    return rest
+    rest = group.rest(size)[:, rows] + mass.sum(axis=-1)
+    rounded: NDArray[np.float32] = (np.rint(rest * _REST_STEPS) / _REST_STEPS).astype(np.float32)
+    return rounded

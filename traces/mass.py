@@ -85,22 +85,25 @@ def quantise_mass(mass: NDArray[np.floating]) -> NDArray[np.uint8]:
     return levels
 
 
-_COMPACT_STEPS = ((16, 1), (32, 2), (64, 4), (128, 16))
+_COMPACT_STEPS = ((16, 1), (32, 2), (64, 4))
 """(depth below the row's largest, step) in levels of a compact trace: eighths of an octave to 2 octaves, quarters to 4,
-halves to 8, two octaves to 16; whatever is smaller counts as 2^-16."""
+halves to 8."""
+_COMPACT_BINS = ((88, 74), (112, 98))
+"""(depth, the depth that stands for it): three octaves each, to 14, at the mean mass of what falls in. Deeper: none."""
 
 
 def coarsen_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Levels rounded as a compact trace keeps them; 0 (no mass) stays 0."""
+    """Levels rounded as a compact trace keeps them; what is below 2^-14 of the row's largest becomes 0 (no mass)."""
     table = np.zeros(256, np.uint8)
-    deepest, start = _COMPACT_STEPS[-1][0], 0
-    depths = np.minimum(255 - np.arange(1, 256), deepest)
+    table[255] = 255
+    depths, start = 255 - np.arange(256), 0
     for end, step in _COMPACT_STEPS:
         inside = (depths > start) & (depths <= end)
-        rounded = start + (depths - start + step // 2) // step * step
-        table[1:][inside] = 255 - rounded[inside]
+        table[inside] = 255 - (start + (depths[inside] - start + step // 2) // step * step)
         start = end
-    table[255] = 255
+    for end, stands_for in _COMPACT_BINS:
+        table[(depths > start) & (depths <= end)] = 255 - stands_for
+        start = end
     return table[levels]
 
 

@@ -16,9 +16,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def pack(folder: Path, target: Path | None = None, *, overwrite: bool = False) -> Path:
     """Zip `folder` into `target` (default: the folder's name + .zip) and return it.
 
-    Entries are stored in sorted order with a fixed date (chunks are compressed already), so that equal folders make
-    equal zips. The zip appears by an atomic rename or not at all. Raises TraceError for a folder that is not a trace,
-    InputError where `target` exists and `overwrite` is false or cannot be written.
+    Entries are in sorted order with a fixed date, chunks stored (they are compressed already) and JSON deflated, so
+    that equal folders make equal zips. The zip appears by an atomic rename or not at all. Raises TraceError for a
+    folder that is not a trace, InputError where `target` exists and `overwrite` is false or cannot be written.
     """
     if not folder.is_dir():
         raise TraceError(str(folder), "", "is not a folder")
@@ -35,6 +35,7 @@ def pack(folder: Path, target: Path | None = None, *, overwrite: bool = False) -
             for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(".tmp")):
                 entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
                 entry.external_attr = 0o644 << 16
+                entry.compress_type = zipfile.ZIP_DEFLATED if path.suffix == ".json" else zipfile.ZIP_STORED
                 archive.writestr(entry, path.read_bytes())
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)

@@ -59,12 +59,18 @@ class GroupWriter:
         self._hasher = ContentHasher()
         self._steps: list[StepRecord] = []
         self._prompt_written = not prompt_masses(attributes)
-        self._folder.mkdir(parents=True)
-        self._save()
-        for parent in {p for key in self._layouts for p in Path(key).parents if p != Path(".")}:
-            (self._folder / parent).mkdir(parents=True, exist_ok=True)
-            _write_group_json(self._folder / parent, {})
-        self._arrays = {key: _create(self._folder / key, x, attributes, zstd_level) for key, x in self._layouts.items()}
+        try:
+            self._folder.mkdir(parents=True)
+            self._save()
+            for parent in {p for key in self._layouts for p in Path(key).parents if p != Path(".")}:
+                (self._folder / parent).mkdir(parents=True, exist_ok=True)
+                _write_group_json(self._folder / parent, {})
+            self._arrays = {
+                key: _create(self._folder / key, layout, attributes, zstd_level)
+                for key, layout in self._layouts.items()
+            }
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be created: {error.strerror}") from error
 
     def write_prompt(self, masses: Mapping[tuple[int, str], NDArray[np.uint8]]) -> None:
         """Write what is known before the first step: by (block size, `prefill_mass` or `prompt_window_mass`), levels
@@ -207,7 +213,10 @@ class GroupWriter:
         return out
 
     def _save(self) -> None:
-        _write_group_json(self._folder, {"group": self.attributes.model_dump(mode="json", exclude_none=True)})
+        try:
+            _write_group_json(self._folder, {"group": self.attributes.model_dump(mode="json", exclude_none=True)})
+        except OSError as error:
+            raise InputError(f"{self._folder}/zarr.json: cannot be written: {error.strerror}") from error
 
 
 class TraceWriter:
