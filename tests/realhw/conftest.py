@@ -1,12 +1,8 @@
-"""Kernels run on a CUDA device when there is one, else on the CPU through Triton's interpreter (read at decoration)."""
-
-import os
+"""Kernels run on a CUDA device when there is one, else on the CPU."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
