@@ -47,6 +47,7 @@ Seed = Annotated[Values, typer.Option("--seed", metavar="N", help="Seed of reque
 Set = Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. policy.transport=gather.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: runs/ and a name by content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -101,9 +102,7 @@ def sweep(
     seed: Seed = None,
     set_: Set = None,
     out: Out = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")
-    ] = None,
+    jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -330,9 +329,7 @@ def compare(
     seed: Seed = None,
     set_: Set = None,
     out: Out = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")
-    ] = None,
+    jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:

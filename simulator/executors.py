@@ -21,6 +21,13 @@ def num_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def checked_num_jobs(num_jobs: int | None) -> int:
+    """Processes to use; null: one per usable core. Raises InputError below 1."""
+    if num_jobs is not None and num_jobs < 1:
+        raise InputError(f"--jobs must be at least 1, got {num_jobs}")
+    return num_jobs or num_usable_cores()
+
+
 def run_groups(
     run_point: Callable[[Point], Row], groups: Sequence[Sequence[Point]], num_jobs: int
 ) -> Iterator[tuple[int, list[Row]]]:

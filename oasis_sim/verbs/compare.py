@@ -12,7 +12,7 @@ from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request, make_request, read_settings, require_lists
 from oasis_sim.run_folder import run_folder
 from oasis_sim.settings import Settings, command_line_settings
-from simulator.executors import num_usable_cores
+from simulator.executors import checked_num_jobs
 from simulator.experiment import expand, resolve
 from simulator.objective import best_by_system, best_row, nearest_row
 from simulator.provenance import utc_now
@@ -35,11 +35,10 @@ def compare(
     num_jobs: int | None,
 ) -> int:
     """Simulate, write the run folder and its picture, print the table or one JSON document. Returns the exit code."""
-    if num_jobs is not None and num_jobs < 1:
-        raise InputError(f"--jobs must be at least 1, got {num_jobs}")
+    processes = checked_num_jobs(num_jobs)
     settings = read_settings(file or str(DEFAULT_GRID)) | command_line_settings(flags, assignments)
     request, left_out = comparison(settings)
-    rows, folder, pictures = _run(request, out, num_jobs or num_usable_cores(), quiet)
+    rows, folder, pictures = _run(request, out, processes, quiet)
     best = best_row(rows, request.maximize)
     chosen = best_by_system(rows, request.maximize)
     if as_json:

@@ -12,12 +12,11 @@ from oasis_sim.output import EXIT_INPUT, print_json
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request, many_points
 from oasis_sim.run_folder import run_folder
-from simulator.executors import num_usable_cores
+from simulator.executors import checked_num_jobs
 from simulator.objective import best_row, nearest_row
 from simulator.provenance import utc_now
 from simulator.results import Row
 from simulator.sweep import make_grid, run_grid
-from traces.errors import InputError
 
 
 def sweep(
@@ -30,10 +29,9 @@ def sweep(
     num_jobs: int | None,
 ) -> int:
     """Simulate, write the run folder, print the summary or one JSON document. Returns the exit code."""
-    if num_jobs is not None and num_jobs < 1:
-        raise InputError(f"--jobs must be at least 1, got {num_jobs}")
+    processes = checked_num_jobs(num_jobs)
     request = many_points(file, flags, assignments)
-    rows, path, wall_s = run_request(request, out, num_jobs or num_usable_cores(), quiet)
+    rows, path, wall_s = run_request(request, out, processes, quiet)
     best, nearest = best_row(rows, request.maximize), nearest_row(rows, request.maximize)
     if as_json:
         print_json({"rows": rows, "best": best, "nearest": None if best else nearest, "out": str(path)})
