@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +11,16 @@ import torch
 from traces.errors import InputError
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
+
+
+def peak_memory_bytes() -> int:
+    """Most memory that this process had in use: tensors on the current GPU since torch's last reset, else resident."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    import resource  # not on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes there, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def out_of_memory(error: BaseException, model: Any, cached_tokens: int, chunk_tokens: int) -> InputError | None:

@@ -29,6 +29,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds
     os.environ.setdefault("TQDM_DISABLE", "1")  # the loader's own bars: progress is reported here
     try:
+        from realhw.memory_limit import peak_memory_bytes
         from realhw.record import record as recorder
         from realhw.record_options import RecordOptions
     except ImportError as error:
@@ -57,7 +58,8 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     checked = validated(RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
     with _Progress(quiet) as progress:
         folder = recorder(checked, target, progress=progress)
-    print(f"{folder}\nnext: oasis-sim trace check {shlex.quote(str(folder))}")
+    print(f"{folder} (at most {peak_memory_bytes() / 1e9:.2f} GB of memory in use)")
+    print(f"next: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
 
 

@@ -1,10 +1,11 @@
-"""Record SmolLM2-135M's attention on five long prompts, in one resumable run on a GPU.
+"""Record a model's attention on long prompts, in one resumable run on a GPU.
 
-python -m realhw.campaigns.attention_campaign --prompts FOLDER --out FOLDER [--model GGUF] [--device cuda] [--train]
+python -m realhw.campaigns.attention_campaign --prompts FOLDER --out FOLDER [--plan NAME] [--model GGUF] [--train]
 
 FOLDER of prompts: gsm8k_test.jsonl (GSM8K), math500.jsonl (MATH), humaneval.jsonl (HumanEval). Each trace is zipped as
-it is finished and skipped where its zip exists. --train first trains the draft head on what the model generates on
-those prompts; without it the packaged head drafts.
+it is finished and skipped where its zip exists; campaign.json has the wall time and the peak memory of each, and what
+the model wrote is beside it as text. --train first trains SmolLM2's draft head on what the model generates on those
+prompts; without it the packaged head drafts.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import torch
 from realhw.draft_train import TrainOptions, train
 from realhw.hook import Extra
 from realhw.long_prompts import Task, long_prompt
+from realhw.memory_limit import peak_memory_bytes
 from realhw.models import LoadedModel, load_model
 from realhw.prompt_sets import Example, load_examples
 from realhw.prompts import Prompt
 from realhw.record import record
 from realhw.record_options import RecordOptions
 from traces.pack import pack
+from traces.reader import FileGroup, open_trace
 
 FILES = ("gsm8k_test.jsonl", "math500.jsonl", "humaneval.jsonl")
 LICENCES = {"gsm8k_test": "MIT", "math500": "Apache-2.0", "humaneval": "MIT"}
@@ -43,48 +46,67 @@ HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """How large a campaign is. contexts: task, tokens, seed."""
+class Plan:
+    """What a campaign records. contexts: task, tokens, seed. head: of drafter eagle3; None: n-grams guess."""
 
+    model: str
     contexts: tuple[tuple[Task, int, int], ...]
-    steps: int
-    max_prompts: int
-    new_tokens: int
-    epochs: int
-    train_seconds: float
+    steps: int = 256
+    layers: tuple[int, ...] | None = LAYERS
+    head: str | None = "smollm2-135m-eagle3"
+    max_budget_tokens: int = 1024
+    block_sizes_tokens: tuple[int, ...] = ()
+    """Besides blocks of 16, in the same layers."""
+    max_prompts: int = 1024
+    """Of the head's training, as the rest."""
+    new_tokens: int = 192
+    epochs: int = 8
+    train_seconds: float = 45
 
 
-FULL = Scale(
-    contexts=(
-        ("multi-document", 6144, 4),
-        ("reasoning", 2048, 3),
-        ("reasoning", 4096, 0),
-        ("code", 4096, 1),
-        ("needle", 6144, 2),
+PLANS = {
+    "smollm2-135m": Plan(
+        "smollm2-135m",
+        (
+            ("multi-document", 6144, 4),
+            ("reasoning", 2048, 3),
+            ("reasoning", 4096, 0),
+            ("code", 4096, 1),
+            ("needle", 6144, 2),
+        ),
     ),
-    steps=256,
-    max_prompts=1024,
-    new_tokens=192,
-    epochs=8,
-    train_seconds=45,
-)
-TINY = Scale(
-    contexts=(("reasoning", 384, 0), ("multi-document", 448, 1)),
-    steps=6,
-    max_prompts=3,
-    new_tokens=8,
-    epochs=1,
-    train_seconds=20,
-)
+    "gemma3-270m": Plan(
+        "gemma3-270m",
+        (("multi-document", 16128, 5), ("multi-document", 32256, 5)),
+        layers=None,
+        head=None,
+        max_budget_tokens=4096,
+        block_sizes_tokens=(8, 32, 64),
+    ),
+    "tiny": Plan(
+        "smollm2-135m",
+        (("reasoning", 384, 0), ("multi-document", 448, 1)),
+        steps=6,
+        max_prompts=3,
+        new_tokens=8,
+        epochs=1,
+        train_seconds=20,
+    ),
+}
+"""Gemma-3 reaches position 32,768, guesses included: twice 16,128 tokens and 256 steps. The same seed draws the same
+documents first, so that the shorter prompt's documents are the longer one's first half."""
 
 
-def build_prompt(tokenizer: Any, examples: Sequence[Example], task: Task, context: int, seed: int) -> Prompt:
+def build_prompt(
+    tokenizer: Any, examples: Sequence[Example], task: Task, context: int, seed: int, share: float = HELD_OUT_SHARE
+) -> Prompt:
     """A prompt of at least `context` tokens whose question, and documents, are held out of the head's training.
 
-    So are the solved examples before the question, except for code, which has too few.
+    So are the solved examples before the question, except for code, which has too few. share: of all examples that
+    are held out; 1 where no head was trained.
     """
     same = [e for e in examples if e.task == ("code" if task == "code" else "reasoning")]
-    own = [e for e in same if e.held_out(HELD_OUT_SHARE)]
+    own = [e for e in same if e.held_out(share)]
     used = own
     if task == "reasoning":
         used = own[1 + seed :]
@@ -93,47 +115,61 @@ def build_prompt(tokenizer: Any, examples: Sequence[Example], task: Task, contex
     return long_prompt(tokenizer, used, own[seed].question, task, context, seed)
 
 
-def run(given: argparse.Namespace, scale: Scale, command: str) -> None:
+def run(given: argparse.Namespace, plan: Plan, command: str) -> None:
     """All traces; each prints its wall time. One that fails is reported and passed over."""
     given.out.mkdir(parents=True, exist_ok=True)
     clock = _Clock(given.out / "campaign.json", command, given.commit)
-    loaded = load_model(given.model, given.device, "float32")
+    loaded = load_model(given.model or plan.model, given.device, "float32")
     examples = load_examples([given.prompts / name for name in FILES])
     clock.lap("load")
-    head = given.head
+    head = given.head or plan.head
     if given.train:
-        head = str(_trained_head(given, scale, loaded, command))
+        head = str(_trained_head(given, plan, loaded, command))
         clock.lap("train")
-    for task, context, seed in scale.contexts:
-        name = f"smollm2-135m-{task}-{round(context / 1024, 1):g}k-{'h200' if given.device == 'cuda' else 'cpu'}"
+    for task, context, seed in plan.contexts:
+        place = "h200" if given.device == "cuda" else "cpu"
+        name = f"{plan.model}-{task}-{round(context / 1024)}k-{place}"
         packed = given.out / f"{name}.zarr.zip"
+        if packed.exists() or not (given.only is None or any(part in name for part in given.only.split(","))):
+            continue
         with clock.stage(name):
-            if not packed.exists():
-                prompt = build_prompt(loaded.tokenizer, examples, task, context, seed)
-                options = options_of(prompt, name, task, context, scale.steps, head, given, command)
-                folder = given.out / "recording.zarr"
-                shutil.rmtree(folder, ignore_errors=True)
-                pack(record(options, folder, loaded), packed)
-                shutil.rmtree(folder)
+            share = HELD_OUT_SHARE if plan.head else 1.0
+            prompt = build_prompt(loaded.tokenizer, examples, task, context, seed, share)
+            options = options_of(plan, prompt, name, task, context, head, given, command)
+            folder = given.out / "recording.zarr"
+            shutil.rmtree(folder, ignore_errors=True)
+            record(options, folder, loaded)
+            _write_text(loaded.tokenizer, folder, given.out / f"{name}.txt")
+            pack(folder, packed)
+            shutil.rmtree(folder)
 
 
 def options_of(
-    prompt: Prompt, name: str, task: str, context: int, steps: int, head: str, given: argparse.Namespace, command: str
+    plan: Plan,
+    prompt: Prompt,
+    name: str,
+    task: str,
+    context: int,
+    head: str | None,
+    given: argparse.Namespace,
+    command: str,
 ) -> RecordOptions:
-    """Blocks of 16 in eight layers with everything that can be recorded besides; --full: all layers, four block sizes,
-    budgets to 2,048 tokens."""
+    """The plan's layers and block sizes with everything that can be recorded besides; --full: all layers, four block
+    sizes, budgets to at least 2,048 tokens."""
+    full = (8, 32, 64) if given.full else ()
+    layers = None if given.full else plan.layers
     return RecordOptions(
-        model="smollm2-135m",
+        model=plan.model,
         prompts=(prompt.model_copy(update={"name": task}),),
         name=name,
         context_tokens=context,
-        steps=steps,
-        layers=None if given.full else LAYERS,
-        extra_block_sizes_tokens=(8, 32, 64) if given.full else (),
-        max_budget_tokens=2048 if given.full else 1024,
+        steps=plan.steps,
+        layers=layers,
+        extra_block_sizes_tokens=full or plan.block_sizes_tokens,
+        max_budget_tokens=max(plan.max_budget_tokens, 2048 if given.full else 0),
         score_levels_per_octave=8,
         extras=get_args(Extra),
-        drafter="eagle3",
+        drafter="eagle3" if head else "ngram",
         draft_model=head,
         temperature=0.7,
         device=given.device,
@@ -142,7 +178,16 @@ def options_of(
     )
 
 
-def _trained_head(given: argparse.Namespace, scale: Scale, loaded: LoadedModel, command: str) -> Path:
+def _write_text(tokenizer: Any, trace: Path, out: Path) -> None:
+    """What the model wrote."""
+    recorded = open_trace(trace)
+    for name in recorded.group_names:
+        group = recorded.group(name)
+        assert isinstance(group, FileGroup)
+        out.write_text(tokenizer.decode(group.array("tokens").tolist()) + "\n", encoding="utf-8")
+
+
+def _trained_head(given: argparse.Namespace, plan: Plan, loaded: LoadedModel, command: str) -> Path:
     head: Path = given.out / "smollm2-135m-eagle3.safetensors"
     if head.exists():
         return head
@@ -150,10 +195,10 @@ def _trained_head(given: argparse.Namespace, scale: Scale, loaded: LoadedModel, 
         model="smollm2-135m",
         prompts=tuple(str(given.prompts / name) for name in FILES),
         held_out_share=HELD_OUT_SHARE,
-        max_prompts=scale.max_prompts,
-        new_tokens=scale.new_tokens,
-        epochs=scale.epochs,
-        max_seconds=scale.train_seconds,
+        max_prompts=plan.max_prompts,
+        new_tokens=plan.new_tokens,
+        epochs=plan.epochs,
+        max_seconds=plan.train_seconds,
         generate_sequences=1024 if given.device == "cuda" else 16,
         device=given.device,
         command=command,
@@ -166,7 +211,7 @@ def _trained_head(given: argparse.Namespace, scale: Scale, loaded: LoadedModel, 
 
 
 class _Clock:
-    """Wall time of each stage, printed and kept beside the results."""
+    """Wall time and peak memory of each stage, printed and kept beside the results."""
 
     def __init__(self, path: Path, command: str, commit: str | None) -> None:
         self._path, self._start = path, time.perf_counter()
@@ -179,6 +224,7 @@ class _Clock:
             "torch": torch.__version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "stages_s": {},
+            "peak_memory_bytes": {},
         }
 
     @contextmanager
@@ -192,11 +238,14 @@ class _Clock:
         self.lap(what)
 
     def lap(self, what: str) -> None:
-        now = time.perf_counter()
+        now, peak = time.perf_counter(), peak_memory_bytes()
         self._content["stages_s"][what] = round(now - self._start, 1)
+        self._content["peak_memory_bytes"][what] = peak
         self._start = now
         self._path.write_text(json.dumps(self._content, indent=1) + "\n", encoding="utf-8")
-        print(f"{what}: {self._content['stages_s'][what]} s", flush=True)
+        print(f"{what}: {self._content['stages_s'][what]} s, at most {peak / 1e9:.2f} GB in use", flush=True)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
 
 
 def _output(*command: str) -> str | None:
@@ -215,16 +264,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="smollm2-135m", help="as `oasis-sim record --model`: its GGUF file, say")
-    parser.add_argument("--head", default="smollm2-135m-eagle3", help="the draft head")
+    parser.add_argument("--plan", default="smollm2-135m", choices=tuple(PLANS), help="tiny: a few minutes on a CPU")
+    parser.add_argument("--only", metavar="PART,...", help="traces with one of these in their name")
+    parser.add_argument("--model", help="the plan's, from elsewhere; as `oasis-sim record --model`: its GGUF file, say")
+    parser.add_argument("--head", help="the draft head, if not the plan's")
     parser.add_argument("--train", action="store_true", help="train the head first, 2 minutes on an H200")
     parser.add_argument("--full", action="store_true", help="all layers and four block sizes, to 2,048 tokens")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="prove the script in a few minutes on a CPU")
     parser.add_argument("--commit", help="of the code, where git cannot say")
     given = parser.parse_args()
     command = shlex.join(["python", "-m", "realhw.campaigns.attention_campaign", *sys.argv[1:]])
-    run(given, TINY if given.tiny else FULL, command)
+    run(given, PLANS[given.plan], command)
 
 
 if __name__ == "__main__":
