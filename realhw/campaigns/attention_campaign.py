@@ -77,7 +77,12 @@ PLANS = {
     ),
     "gemma3-270m": Plan(
         "gemma3-270m",
-        (("multi-document", 16128, 5), ("multi-document", 32256, 5)),
+        (
+            ("multi-document", 16128, 5),
+            ("multi-document", 32256, 5),
+            ("reasoning", 16128, 3),
+            ("reasoning", 32256, 3),
+        ),
         layers=None,
         head=None,
         max_budget_tokens=4096,
