@@ -76,13 +76,19 @@ def slots_per_head(policy: PolicySpec) -> int:
     return policy.kv_budget_tokens // policy.block_size_tokens + slack
 
 
+def slots_held(policy: PolicySpec, num_blocks: int) -> int:
+    """Of `slots_per_head` those that a context of `num_blocks` blocks fills, the open one aside: memory holds no more,
+    and a plan goes over no more."""
+    return min(slots_per_head(policy), max(0, num_blocks - 1))
+
+
 def kv_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, kv_len: int) -> int:
     """KV of one request in HBM: everything, or K + slack slots and the open block per KV head plus full windows."""
     element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
     if policy.residency == "everything":
         return model.kv_bytes(kv_len, element)
     num_blocks = -(-kv_len // policy.block_size_tokens)
-    slots = 1 if policy.residency == "streamed" else min(slots_per_head(policy) + 1, num_blocks)
+    slots = 1 if policy.residency == "streamed" else slots_held(policy, num_blocks) + 1
     window = min(kv_len, model.sliding_window or 0)
     windows = len(model.sliding_layers) * window * model.kv_bytes_per_token_per_layer(element)
     blocks = model.working_set_bytes(slots, policy.block_size_tokens, element)
@@ -106,7 +112,7 @@ def selection_bytes_in_hbm(model: ModelSpec, policy: PolicySpec, num_blocks: int
         return round(scored_bytes(model, policy, num_blocks))
     if reads == "attention":
         heads = model.num_full_attention_layers * model.num_kv_heads
-        return heads * (slots_per_head(policy) + 1) * STATISTICS_BYTES_PER_BLOCK
+        return heads * (slots_held(policy, num_blocks) + 1) * STATISTICS_BYTES_PER_BLOCK
     return 0
 
 

@@ -28,7 +28,7 @@ from simulator.specs.experiment import ExperimentSpec, MappingSpec, PlacementSpe
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
-from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
+from simulator.specs.serving import KV_BUDGET_TOKENS, ServingSpec, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
 from simulator.systems import compose_policy, ignored_parameters, resolve_policy
 from simulator.topology import HostTopology
@@ -109,16 +109,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     HostTopology(hardware, num_gpus, placement)
     require_tier(hardware, placement)
     if experiment.serving is not None:
-        _require_served(policy, experiment.system)
-    if experiment.serving is not None and experiment.serving.disaggregation == "first-set" and not policy.offloads:
-        raise InputError(
-            f"serving.disaggregation first-set: system {experiment.system} keeps its KV in HBM and needs all of it "
-            "first; use full-push or layer-push"
-        )
-    if experiment.serving is not None and placement.kv_tier != "host":
-        raise InputError(
-            f"placement.kv_tier {placement.kv_tier}: serving runs keep the full KV in host memory, use host"
-        )
+        _require_handover(experiment.serving, policy, placement, experiment.system)
     workload = experiment.workload
     if experiment.serving is None:
         workload = workload.model_copy(update={"context_tokens": context_tokens})
@@ -135,20 +126,19 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     return ResolvedExperiment(spec, model, hardware, policy, trace, group, mapping, ignored)
 
 
-def _require_served(policy: PolicySpec, system: str) -> None:
-    """Raises InputError for choices whose cost a batch of changing size does not model."""
-    unmodelled = {
-        "residency": policy.residency == "streamed",
-        "predictor": policy.predictor == "previous-layer",
-        "miss_rule": policy.offloads and policy.miss_rule in ("correct", "dense"),
-        "key_rank": policy.key_rank is not None,
-    }
-    for key, is_unmodelled in unmodelled.items():
-        if is_unmodelled:
-            raise InputError(
-                f"policy.{key}: {getattr(policy, key)} is modelled for a closed batch only, not with serving keys "
-                f"(system {system})"
-            )
+def _require_handover(serving: ServingSpec, policy: PolicySpec, placement: PlacementSpec, system: str) -> None:
+    """Raises InputError for KV that cannot be handed over as `serving.disaggregation` says."""
+    mode = serving.disaggregation
+    if mode == "first-set" and (not policy.offloads or policy.residency == "streamed"):
+        raise InputError(
+            f"serving.disaggregation first-set: system {system} attends to all of its KV and needs all of it first; "
+            "use full-push or layer-push"
+        )
+    if mode != "none" and placement.kv_tier != "host":
+        raise InputError(
+            f"placement.kv_tier {placement.kv_tier}: with serving.disaggregation {mode} the KV goes to the decode "
+            "host's memory, use host"
+        )
 
 
 def expand(base: ExperimentSpec | Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[ExperimentSpec]:

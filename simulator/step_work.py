@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from simulator import cost, draft_heads
 from simulator import step_layout as at
-from simulator.capacity import STREAM_BUFFERS, slots_per_head
+from simulator.capacity import slots_held
 from simulator.demand import Demand
 from simulator.engine_rates import gather_wait_s
-from simulator.links import LinkCost, fetch_cost, stream_cost, write_back_cost
-from simulator.remote import RemoteCost, reads_beyond_host, remote_cost
+from simulator.fetch_path import FetchPath, PerBlock, fetch_path, selections_s
+from simulator.links import LinkCost
 from simulator.specs.experiment import EngineSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
@@ -80,27 +80,6 @@ def transfer_s(link: LinkCost, blocks: Float, runs: Float, block_bytes: int) -> 
     return np.asarray(seconds)
 
 
-def rules_of(model: ModelSpec, policy: PolicySpec, corrected_share: float = 1.0) -> StepRules:
-    """Who selects where: the real query's selection (on demand, stall) is serial on C; a prediction runs on B.
-
-    corrected_share: of the heads that miss rule correct repairs; where it is 0 nobody waits for the real query.
-    """
-    streams = policy.residency == "streamed"
-    same_step = streams or policy.predictor == "previous-layer"
-    prefetches = policy.offloads and policy.predictor != "current" and not same_step
-    repairs = policy.miss_rule in ("stall", "dense") or (policy.miss_rule == "correct" and corrected_share > 0)
-    selects_on_c = policy.selector != "all" and (policy.predictor == "current" or repairs)
-    return StepRules(
-        num_layers=model.num_layers,
-        lookahead_k=policy.plan_distance if prefetches else 0,
-        on_demand=selects_on_c,
-        urgent=prefetches and policy.lookahead_mode == "refine",
-        plan_waits=policy.selector != "all" or streams,
-        same_step=same_step,
-        stream_buffers=STREAM_BUFFERS if streams else 0,
-    )
-
-
 def build_run_work(
     model: ModelSpec,
     hardware: HardwareSpec,
@@ -123,39 +102,22 @@ def build_run_work(
     num_steps = max(1, round(workload.output_tokens / tokens_per_step))
     kv_len = context_tokens + np.floor(np.arange(num_steps) * tokens_per_step).astype(np.int64)
     corrected_share = max((demand.corrected_share for demand in demands), default=0.0)
-    rules = rules_of(model, policy, corrected_share)
+    path = fetch_path(model, hardware, policy, placement, corrected_share)
+    rules = path.rules
     selects = np.zeros(model.num_layers, dtype=np.bool_)
     if rules.plan_waits:
         selects[list(model.full_attention_layers)] = True
-    link_cost = stream_cost if policy.residency == "streamed" else fetch_cost
-    link = link_cost(hardware, policy.transport, policy.gather_ctas, placement.host_numa)
-    block_bytes = cost.moved_block_bytes(model, policy)
-    remote = None
-    if reads_beyond_host(policy, placement):
-        remote = remote_cost(hardware, placement, block_bytes, *_written_piece(model, policy))
-    if remote is not None:
-        lands_in_slots = placement.remote_path == "direct"
-        rules = replace(rules, remote=True, lands_in_slots=lands_in_slots)
-        # Whatever the transport, the CPU posts the reads.
-        link = replace(
-            link, hop_s=hardware.link.plan_to_host_s.value + remote.hop_s, staged=link.staged and not lands_in_slots
-        )
     shape = (num_steps, model.num_full_attention_layers)
     moved = Transfers.none(shape)
     write_s, written_bytes = np.zeros(shape), np.zeros(num_steps)
     if policy.residency == "streamed":
-        moved = _streamed(model, policy, link, kv_len, batch_size)
+        moved = _streamed(model, policy, path, kv_len, batch_size)
     elif demands and policy.offloads:
         # GPUs that hold the same heads ask for the same blocks.
-        by_gpu = {
-            id(demand): _transfers(model, hardware, policy, rules, link, remote, demand, offsets, num_steps)
-            for demand in demands
-        }
+        by_gpu = {id(demand): _transfers(path, demand, offsets, num_steps) for demand in demands}
         moved = Transfers.of_the_slowest([by_gpu[id(demand)] for demand in demands])
     if policy.offloads:
-        write_s, written_bytes = _write_back(
-            model, hardware, policy, placement, rules, remote, kv_len, tokens_per_step, offsets
-        )
+        write_s, written_bytes = _write_back(model, policy, path, kv_len, tokens_per_step, offsets)
         written_bytes *= model.tensor_parallel
 
     def per_layer(values: Float) -> Float:
@@ -164,7 +126,7 @@ def build_run_work(
         return spread
 
     def kernels(of: PolicySpec) -> tuple[Float, Float]:
-        durations_s = _durations(model, hardware, of, rules, engine, batch_size, kv_len, link, corrected_share)
+        durations_s = _durations(model, hardware, of, path, engine, batch_size, kv_len, corrected_share)
         return durations_s, _attention(model, hardware, of, batch_size, kv_len)
 
     durations_s, attention_s = kernels(policy)
@@ -193,10 +155,10 @@ def build_run_work(
         ),
         h2d_bytes=moved.h2d_bytes,
         d2h_bytes=np.zeros(num_steps) if rules.lands_in_slots else written_bytes,
-        link_bytes_per_s=link.bytes_per_s,
+        link_bytes_per_s=path.link.bytes_per_s,
         remote_read_bytes=moved.remote_bytes,
         remote_write_bytes=written_bytes if rules.remote else np.zeros(num_steps),
-        remote_bytes_per_s=block_bytes / remote.read_s if remote is not None else 0.0,
+        remote_bytes_per_s=path.block_bytes / path.remote.read_s if path.remote is not None else 0.0,
         num_gpus=model.tensor_parallel,
         tokens=tokens,
         draft_overhead_s=draft_overhead_s,
@@ -272,7 +234,7 @@ class Transfers:
 
 
 def _streamed(
-    model: ModelSpec, policy: PolicySpec, link: LinkCost, kv_len: NDArray[np.int64], batch_size: int
+    model: ModelSpec, policy: PolicySpec, path: FetchPath, kv_len: NDArray[np.int64], batch_size: int
 ) -> Transfers:
     """The whole KV but the open block, every step.
 
@@ -280,24 +242,21 @@ def _streamed(
     """
     none = Transfers.none((len(kv_len), model.num_full_attention_layers))
     pieces = np.repeat(((_num_blocks(policy, kv_len) - 1) * batch_size)[:, None], none.first_s.shape[1], axis=1)
-    piece_bytes = model.num_kv_heads * cost.moved_block_bytes(model, policy)
-    seconds = transfer_s(link, pieces.astype(np.float64), pieces.astype(np.float64), piece_bytes)
+    piece_bytes = model.num_kv_heads * path.block_bytes
+    seconds = transfer_s(path.link, pieces.astype(np.float64), pieces.astype(np.float64), piece_bytes)
     total_bytes = pieces.sum(axis=1, dtype=np.float64) * piece_bytes * model.tensor_parallel
     return replace(none, prefetch_s=seconds, h2d_bytes=total_bytes)
 
 
-def _transfers(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, link: LinkCost,
-    remote: RemoteCost | None, demand: Demand, offsets: NDArray[np.int64], num_steps: int,
-) -> Transfers:  # fmt: skip
+def _transfers(path: FetchPath, demand: Demand, offsets: NDArray[np.int64], num_steps: int) -> Transfers:
     """One GPU's fetches for its batch."""
 
     def batch_rows(rows: NDArray[np.int32]) -> Float:
         return _batch_rows(demand, rows, offsets, num_steps)
 
+    rules, link, block_bytes = path.rules, path.link, path.block_bytes
     fetched, urgent, repaired = (batch_rows(x) for x in (demand.fetched, demand.urgent, demand.repaired))
     runs, urgent_runs, repair_runs = (batch_rows(x) for x in (demand.runs, demand.urgent_runs, demand.repair_runs))
-    block_bytes = cost.moved_block_bytes(model, policy)
     moved_bytes = (fetched + repaired).sum(axis=1) * block_bytes
     prefetch_s = np.zeros_like(fetched)
     if not rules.prefetches:
@@ -306,40 +265,28 @@ def _transfers(
         prefetch_s = transfer_s(link, fetched - urgent, runs - urgent_runs, block_bytes)
         first_s = transfer_s(link, urgent + repaired, urgent_runs + repair_runs, block_bytes)
     waits_for_slots = (fetched > batch_rows(demand.in_slack)).astype(np.float64)
-    scatter_s = np.zeros_like(fetched)
     arriving = np.zeros_like(fetched)
     k = rules.lookahead_k
     arriving[k:] += (fetched - urgent)[: max(0, num_steps - k)]
     arriving[1:] += urgent[:-1]
     arriving += repaired
-    if policy.key_rank is not None:
-        scatter_s += np.vectorize(lambda blocks: cost.rebuild_keys_s(hardware, model, policy, blocks))(arriving)
-    if link.staged:
-        scatter_s += arriving * block_bytes / hardware.kernels.scatter_bytes_per_s.value
-        scatter_s += hardware.kernels.attention_t0_s.value * np.sign(arriving)
-    fallback_s = np.zeros_like(fetched)
-    if policy.miss_rule == "dense":
-        kernels = hardware.kernels
-        whole_bytes = model.block_bytes(policy.block_size_tokens, KV_BYTES_PER_ELEMENT[policy.kv_dtype])
-        fallback_s = kernels.attention_t0_s.value * np.sign(repaired)
-        fallback_s += repaired * whole_bytes / kernels.attention_bytes_per_s.value
     remote_first_s = remote_prefetch_s = np.zeros_like(fetched)
     remote_bytes = np.zeros(num_steps)
-    if remote is not None:
+    if path.remote is not None:
         fetched, urgent, repaired = (batch_rows(x) for x in demand.from_remote())
         remote_bytes = (fetched + repaired).sum(axis=1) * block_bytes
-        if rules.lookahead_k == 0:
-            remote_first_s = (fetched + repaired) * remote.read_s
+        if not rules.prefetches:
+            remote_first_s = (fetched + repaired) * path.remote.read_s
         else:
-            remote_prefetch_s = (fetched - urgent) * remote.read_s
-            remote_first_s = (urgent + repaired) * remote.read_s
+            remote_prefetch_s = (fetched - urgent) * path.remote.read_s
+            remote_first_s = (urgent + repaired) * path.remote.read_s
     if rules.lands_in_slots:
         first_s, prefetch_s, moved_bytes = np.zeros_like(first_s), np.zeros_like(first_s), np.zeros(num_steps)
     return Transfers(
-        fallback_s=fallback_s,
+        fallback_s=_kernel_s(path.fallback, batch_rows(demand.repaired)),
         first_s=first_s,
         prefetch_s=prefetch_s,
-        scatter_s=scatter_s,
+        scatter_s=_kernel_s(path.landing, arriving),
         waits_for_slots=waits_for_slots * (not rules.same_step),
         remote_first_s=remote_first_s,
         remote_prefetch_s=remote_prefetch_s,
@@ -348,38 +295,32 @@ def _transfers(
     )
 
 
+def _kernel_s(kernel: PerBlock, blocks: Float) -> Float:
+    return np.asarray(kernel.t0_s * np.sign(blocks) + kernel.block_s * blocks)
+
+
 def _write_back(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, placement: PlacementSpec, rules: StepRules,
-    remote: RemoteCost | None, kv_len: NDArray[np.int64], tokens_per_step: float, offsets: NDArray[np.int64],
+    model: ModelSpec, policy: PolicySpec, path: FetchPath, kv_len: NDArray[np.int64], tokens_per_step: float,
+    offsets: NDArray[np.int64],
 ) -> tuple[Float, Float]:  # fmt: skip
     """(seconds [T, full-attention layers], bytes [T]) of bringing new KV to its home, as blocks fill or every token.
 
     On its way through host memory the slower of the two stages counts: pieces follow each other.
     """
-    num_steps, size = len(kv_len), policy.block_size_tokens
-    link = write_back_cost(hardware, policy.transport, placement.host_numa)
+    num_steps, size, link = len(kv_len), policy.block_size_tokens, path.write_link
     if policy.write_back == "token":
         pieces = np.full(num_steps, len(offsets) * model.num_kv_heads * tokens_per_step)
     else:
         position = kv_len[0] + offsets[:, None] + np.floor(np.arange(-1, num_steps) * tokens_per_step)[None, :]
         pieces = np.diff(position // size, axis=1).sum(axis=0) * model.num_kv_heads
-    piece_bytes, ops_per_piece = _written_piece(model, policy)
     per_full_layer = np.repeat(pieces[:, None], model.num_full_attention_layers, axis=1)
-    seconds = transfer_s(link, per_full_layer, per_full_layer, piece_bytes)
+    seconds = transfer_s(link, per_full_layer, per_full_layer, path.piece_bytes)
     if link.ops_are == "blocks":
-        seconds += per_full_layer * (ops_per_piece - 1) * link.op_s
-    if remote is not None:
-        remote_s = per_full_layer * remote.write_s
-        seconds = remote_s if rules.lands_in_slots else np.maximum(seconds, remote_s)
-    return seconds, pieces * model.num_full_attention_layers * piece_bytes
-
-
-def _written_piece(model: ModelSpec, policy: PolicySpec) -> tuple[int, int]:
-    """(bytes, operations) of one piece of new KV: a block, or a token, whose key and value lie apart in their block."""
-    block_bytes = cost.moved_block_bytes(model, policy)
-    if policy.write_back == "token":
-        return block_bytes // policy.block_size_tokens, 2 if policy.key_rank is None else 1
-    return block_bytes, 1
+        seconds += per_full_layer * (path.ops_per_piece - 1) * link.op_s
+    if path.remote is not None:
+        remote_s = per_full_layer * path.remote.write_s
+        seconds = remote_s if path.rules.lands_in_slots else np.maximum(seconds, remote_s)
+    return seconds, pieces * model.num_full_attention_layers * path.piece_bytes
 
 
 def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -387,8 +328,8 @@ def _num_blocks(policy: PolicySpec, kv_len: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _durations(
-    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, rules: StepRules, engine: EngineSpec,
-    batch_size: int, kv_len: NDArray[np.int64], link: LinkCost, corrected_share: float,
+    model: ModelSpec, hardware: HardwareSpec, policy: PolicySpec, path: FetchPath, engine: EngineSpec,
+    batch_size: int, kv_len: NDArray[np.int64], corrected_share: float,
 ) -> Float:  # fmt: skip
     """[T, NUM_DURATIONS]. Scoring, top-k and drafting grow with the context, the rest is constant."""
     rows, logit_rows = batch_size * (1 + cost.draft_rows(policy)), batch_size * cost.logit_rows(policy)
@@ -402,30 +343,16 @@ def _durations(
     dur[:, at.ALLREDUCE] = cost.layer_allreduces_s(hardware, model, rows)
     dur[:, at.ALLREDUCE] += cost.step_collectives_s(hardware, model, rows, logit_rows) / model.num_layers
     dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, logit_rows)
-    dur[:, at.HOP] = link.hop_s
+    dur[:, at.HOP] = path.link.hop_s
     blocks = _num_blocks(policy, kv_len)
-    for n in np.unique(blocks):
+    for n in map(int, np.unique(blocks)):
         here = blocks == n
         # Drafting attends over the whole context; within a block its length changes by less than a block.
-        dur[here, at.DRAFT] = draft_heads.draft_s(
-            hardware, model, policy, batch_size, int(n) * policy.block_size_tokens
-        )
-        if policy.selector == "all":
-            continue
-        selection = cost.selection_s(hardware, model, policy, batch_size, int(n), slots_per_head(policy))
-        if rules.on_demand and (policy.predictor == "current" or policy.miss_rule == "stall"):
-            dur[here, at.SCORE : at.PLAN + 1] = selection
-        elif rules.on_demand and policy.miss_rule == "correct":
-            # The kernels skip heads that are not corrected.
-            corrected = max(1, round(corrected_share * batch_size))
-            dur[here, at.SCORE : at.PLAN + 1] = cost.selection_s(
-                hardware, model, policy, corrected, int(n), slots_per_head(policy)
+        dur[here, at.DRAFT] = draft_heads.draft_s(hardware, model, policy, batch_size, n * policy.block_size_tokens)
+        if policy.selector != "all":
+            dur[here, at.SCORE : at.PLAN + 1], dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selections_s(
+                hardware, model, policy, path.rules, corrected_share, batch_size, n, slots_held(policy, n)
             )
-        if rules.prefetches:
-            dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selection
-        if policy.predictor == "previous-layer":
-            # The next layer's query from this layer's input: another query projection.
-            dur[here, at.SIDE_SCORE] += cost.query_s(hardware, model, batch_size)
     return dur
 
 

@@ -11,10 +11,13 @@ Int32 = NDArray[np.int32]
 Float = NDArray[np.float64]
 
 FETCHED, RUNS, URGENT, URGENT_RUNS, REPAIRED, REPAIR_RUNS, IN_SLACK = range(7)
-NUM_COUNTS = 7
 """Rows of demand sums: the counts of `simulator.demand.Demand` that cost time."""
-BLOCKS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NUM_TOTALS = range(5)
-"""Totals over a batch."""
+REMOTE_FETCHED, REMOTE_URGENT, REMOTE_REPAIRED = range(7, 10)
+"""Rows that follow where host memory holds a part of what is fetched: the rest, which comes from beyond it."""
+OF_ALL, OF_REMOTE = (FETCHED, URGENT, REPAIRED), (REMOTE_FETCHED, REMOTE_URGENT, REMOTE_REPAIRED)
+BLOCKS, SLOTS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NEW_TOKENS, NUM_TOTALS = range(7)
+"""Totals over a batch: of blocks, of filled slots per KV head (the open block's aside), of tokens that attention reads
+(in layers with a window), of blocks that the step fills and of tokens that it gains."""
 
 
 @njit(cache=True)
@@ -39,13 +42,13 @@ def hold(n: int, kv_len: Int64, held_blocks: Int64, block_size: int) -> None:
 
 @njit(cache=True)
 def measure(
-    n: int, kv_len: Int64, row: Int64, block_size: int, num_kept: int, window: int, demand: Int32, gained: Int64,
-    row_uses: Int64, totals: Int64, sums: Int64,
+    n: int, kv_len: Int64, left: Int64, row: Int64, block_size: int, num_kept: int, num_slots: int, window: int,
+    demand: Int32, gained: Int64, row_uses: Int64, totals: Int64, sums: Int64,
 ) -> None:  # fmt: skip
-    """totals [NUM_TOTALS] and demand sums [D, NUM_COUNTS, L] of a step; counts the use of each demand row.
+    """totals [NUM_TOTALS] and demand sums [D, counts, L] of a step; counts the use of each demand row.
 
     `num_kept` 0: all tokens are attended. A request of at most K blocks has all of them and fetches nothing.
-    `gained` [rows]: tokens that a step adds.
+    `num_slots`: K + slack per KV head. `gained` [rows]: tokens that a step adds.
     """
     totals[:] = 0
     sums[:] = 0
@@ -57,9 +60,12 @@ def measure(
         if num_kept > 0:
             attended = min(tokens, num_kept * block_size + tokens - (blocks - 1) * block_size)
         totals[BLOCKS] += blocks
+        totals[SLOTS] += min(num_slots, blocks - 1)
         totals[ATTENDED_TOKENS] += attended
         totals[WINDOW_TOKENS] += min(tokens, window)
-        totals[FILLED_BLOCKS] += (tokens - 1 + gained[row[i]]) // block_size - (tokens - 1) // block_size
+        new = min(gained[row[i]], left[i])
+        totals[NEW_TOKENS] += new
+        totals[FILLED_BLOCKS] += (tokens - 1 + new) // block_size - (tokens - 1) // block_size
         if num_kept > 0 and blocks > num_kept:
             at = row[i]
             row_uses[at] += 1

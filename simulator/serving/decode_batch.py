@@ -58,11 +58,12 @@ class DecodeBatch:
         """The bytes of `growth` were taken."""
         batch_kernel.hold(len(self), self._columns[KV_LEN], self._columns[HELD_BLOCKS], self.block_size_tokens)
 
-    def measure(self, window_tokens: int, totals: Int64, sums: Int64) -> None:
+    def measure(self, num_slots: int, window_tokens: int, totals: Int64, sums: Int64) -> None:
         """What the next iteration reads and fetches: `batch_kernel.measure`."""
         batch_kernel.measure(
-            len(self), self._columns[KV_LEN], self._columns[ROW], self.block_size_tokens, self.demand.num_kept,
-            window_tokens, self.demand.counts, self.demand.gained_tokens, self.demand.row_uses, totals, sums,
+            len(self), self._columns[KV_LEN], self._columns[LEFT], self._columns[ROW], self.block_size_tokens,
+            self.demand.num_kept, num_slots, window_tokens, self.demand.counts, self.demand.gained_tokens,
+            self.demand.row_uses, totals, sums,
         )  # fmt: skip
 
     def advance(self) -> list[tuple[RequestState, int]]:

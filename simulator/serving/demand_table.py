@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.demand import Demand
-from simulator.serving.batch_kernel import NUM_COUNTS
+from simulator.demand import REMOTE_FIELDS, Demand
+from simulator.serving.batch_kernel import IN_SLACK, OF_ALL, OF_REMOTE, REMOTE_REPAIRED
 from simulator.serving.request_state import RequestState
 
 COUNTS = ("fetched", "runs", "urgent", "urgent_runs", "repaired", "repair_runs", "in_slack")
 """Fields of Demand in the order of `batch_kernel`."""
-assert len(COUNTS) == NUM_COUNTS
+assert len(COUNTS) == IN_SLACK + 1
+assert len(COUNTS + REMOTE_FIELDS) == REMOTE_REPAIRED + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,21 @@ class DemandTable:
         gpus = _distinct_gpus(groups[0].demands) if groups else {0: 1}
         self.gpus_alike: NDArray[np.int64] = np.array(list(gpus.values()), np.int64)
         """[D]: GPUs that hold the same heads as each of the D whose demand is kept."""
-        rows = [_rows([group.demands[gpu] for gpu in gpus]) for group in groups]
-        empty = np.zeros((1, len(gpus), NUM_COUNTS, num_layers), np.int32)
+        has_cache = any(group.demands[0].remote_fetched is not None for group in groups)
+        self.names = COUNTS + REMOTE_FIELDS if has_cache else COUNTS
+        """What is counted, in the order of `batch_kernel`."""
+        self.remote_counts = OF_REMOTE if has_cache else OF_ALL
+        """Of `names`, blocks fetched, urgent and repaired that come from beyond the host, where the KV lives there."""
+        rows = [_rows([group.demands[gpu] for gpu in gpus], self.names) for group in groups]
+        empty = np.zeros((1, len(gpus), len(self.names), num_layers), np.int32)
         self.counts: NDArray[np.int32] = np.concatenate(rows) if rows else empty
-        """[rows, D, NUM_COUNTS, full-attention layers], summed over a GPU's KV heads."""
+        """[rows, D, counts, full-attention layers], summed over a GPU's KV heads."""
         gained = [_steady(group.demands[0], group.demands[0].tokens_by_row()) for group in groups]
         self.gained_tokens: NDArray[np.int64] = np.concatenate(gained or [np.ones(1, np.int32)]).astype(np.int64)
         """[rows]: tokens that a step adds: 1, or with verified drafts 1 + accepted."""
         self.starts = np.cumsum([0, *(len(part) for part in rows)])
+        self.corrected_share = max((d.corrected_share for group in groups for d in group.demands), default=0.0)
+        """Of the heads that miss rule correct repairs: the most of any group and GPU."""
         self.row_uses: NDArray[np.int64] = np.zeros(len(self.counts), np.int64)
         """[rows]: steps of requests that drew each row, for means."""
 
@@ -63,7 +71,7 @@ class DemandTable:
         return start + (offset + request.generated_tokens) % (stop - start), start, stop
 
     def mean_counts(self) -> NDArray[np.float64]:
-        """[NUM_COUNTS, layers]: expected counts of a request's step, over the rows of all groups and the GPUs."""
+        """[counts, layers]: expected counts of a request's step, over the rows of all groups and the GPUs."""
         return np.asarray(np.average(self.counts.mean(axis=0), axis=0, weights=self.gpus_alike))
 
 
@@ -75,9 +83,9 @@ def _distinct_gpus(demands: Sequence[Demand]) -> dict[int, int]:
     return {gpu: sum(demand is demands[gpu] for demand in demands) for gpu in first.values()}
 
 
-def _rows(demands: Sequence[Demand]) -> NDArray[np.int32]:
-    """[steady rows, GPUs, NUM_COUNTS, layers]."""
-    per_gpu = [np.stack([_steady(demand, getattr(demand, name)) for name in COUNTS], axis=1) for demand in demands]
+def _rows(demands: Sequence[Demand], names: Sequence[str]) -> NDArray[np.int32]:
+    """[steady rows, GPUs, counts, layers]."""
+    per_gpu = [np.stack([_steady(demand, getattr(demand, name)) for name in names], axis=1) for demand in demands]
     return np.ascontiguousarray(np.stack(per_gpu, axis=1))
 
 

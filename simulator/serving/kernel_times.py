@@ -8,10 +8,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 from simulator import cost, draft_heads
+from simulator.fetch_path import selections_s
 from simulator.specs.experiment import EngineSpec, PlacementSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT, PolicySpec
+from simulator.step_layout import StepRules
 
 REMEMBERED = 65_536
 """Times kept of each kernel: memory stays bounded over any run."""
@@ -31,7 +33,7 @@ class Setting:
 class KernelTimes:
     """Seconds of each kernel by the sizes it depends on; bounded, filled as they are asked for."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, rules: StepRules, corrected_share: float) -> None:
         hardware, model, policy = setting.hardware, setting.model, setting.policy
         element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
         dense, rows = policy.selector == "all", 1 + cost.draft_rows(policy)
@@ -45,7 +47,7 @@ class KernelTimes:
         self.collectives_s = remembered(step_collectives_per_layer_s)
         self.lm_head_s = remembered(cost.lm_head_s)
         self.sampling_s = remembered(cost.sampling_s)
-        self.selection_s = remembered(cost.selection_s, policy)
+        self.selections_s = remembered(selections_s, policy, rules, corrected_share)
         self.draft_s = remembered(draft_heads.draft_s, policy)
         self.attention_s = lru_cache(maxsize=REMEMBERED)(
             partial(cost.attention_s, hardware, model, rows=rows, kv_bytes_per_element=element, dense_table=dense)

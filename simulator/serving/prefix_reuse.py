@@ -34,12 +34,14 @@ class PrefixReuse:
     """
 
     def __init__(
-        self, serving: ServingSpec, model: ModelSpec, policy: PolicySpec, pools: Pools, block_tokens: int
-    ) -> None:
+        self, serving: ServingSpec, model: ModelSpec, policy: PolicySpec, pools: Pools, block_tokens: int,
+        host_has_copy: bool,
+    ) -> None:  # fmt: skip
+        """`host_has_copy`: running requests keep their full KV in host memory."""
         names = serving.prefix_cache.split("+")
         self.serving, self.pools, self.block_tokens = serving, pools, block_tokens
         self.block_bytes = model.kv_bytes_per_token(KV_BYTES_PER_ELEMENT[policy.kv_dtype]) * block_tokens
-        self.names, self.host_has_copy = names, policy.offloads
+        self.names, self.host_has_copy = names, host_has_copy
         self.cache = PrefixCache([Tier(name, 0) for name in names])
         self.tally = PrefixTally()
 

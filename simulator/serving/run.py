@@ -12,9 +12,10 @@ import simpy
 
 from simulator.engine_rates import RatesByBatch
 from simulator.experiment import ResolvedExperiment, serving_groups
-from simulator.links import fetch_cost
+from simulator.fetch_path import fetch_path
 from simulator.metrics import COLUMNS, SERVING
 from simulator.parallel import rank_mappings
+from simulator.remote import reads_beyond_host
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
@@ -33,7 +34,7 @@ from simulator.serving.summary import Run, summarise
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
-from simulator.topology import HostTopology, Solo
+from simulator.topology import HostTopology, Share
 from traces.errors import CapacityError
 
 Row = dict[str, Any]
@@ -86,11 +87,13 @@ class ReplicaBuilder:
         spec, model, hardware, policy = point.spec, point.shard, point.hardware, point.policy
         self.point, self.serving, self.log, self.block_tokens = point, serving, log, block_tokens
         self.demand = demand_table(point)
-        self.tables = request_pools(model, policy, serving.max_model_len or model.max_position)
+        self.tables = request_pools(model, policy, serving.max_model_len or model.max_position, spec.placement)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
         self.rates = RatesByBatch(hardware, policy.transport, policy.gather_ctas)
         self.topology = HostTopology(hardware, point.num_gpus, spec.placement)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
+        self.path = fetch_path(model, hardware, policy, spec.placement, self.demand.corrected_share)
+        self.uses_link = policy.offloads and not self.path.rules.lands_in_slots
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
 
@@ -107,7 +110,7 @@ class ReplicaBuilder:
             replica.handover = handover
         count = serving.prefill_replicas or len(decoding)
         nobody = [False] * count
-        links = SharedLinks(self.topology, self._solo, nobody, nobody)
+        links = SharedLinks(self.topology, self.path.solo, nobody, nobody)
         replicas = []
         for number in range(count):
             decode = DecodeBatch(serving.max_num_seqs, size, self.demand)
@@ -123,16 +126,19 @@ class ReplicaBuilder:
         if self.serving.prefix_cache == "none":
             return None
         assert self.block_tokens is not None, "a workload with hash ids names the size of their blocks"
-        return PrefixReuse(self.serving, self.point.shard, self.point.policy, pools, self.block_tokens)
+        policy, placement = self.point.policy, self.point.spec.placement
+        has_copy = policy.offloads and not reads_beyond_host(policy, placement)
+        return PrefixReuse(self.serving, self.point.shard, policy, pools, self.block_tokens, has_copy)
 
     def _new_pools(self) -> Pools:
         point, tokens = self.point, self.serving.max_num_batched_tokens
-        return make_pools(point.shard, point.hardware, point.policy, point.spec.engine, tokens, point.num_gpus)
+        of = (point.shard, point.hardware, point.policy, point.spec.engine, tokens, point.num_gpus)
+        return make_pools(*of, point.spec.placement)
 
     def build(self, env: simpy.Environment) -> list[Replica]:
         num_replicas = self.point.num_replicas
-        offloads = [self.point.policy.offloads] * num_replicas
-        links = SharedLinks(self.topology, self._solo, offloads, [False] * num_replicas)
+        uses_remote = [self.path.rules.remote] * num_replicas
+        links = SharedLinks(self.topology, self.path.solo, [self.uses_link] * num_replicas, uses_remote)
         replicas = []
         for number in range(num_replicas):
             decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
@@ -144,17 +150,15 @@ class ReplicaBuilder:
             self.iterations.append(iteration)
         return replicas
 
-    @property
-    def _solo(self) -> Solo:
-        policy, numa = self.point.policy, self.point.spec.placement.host_numa
-        return Solo(fetch_cost(self.point.hardware, policy.transport, policy.gather_ctas, numa).bytes_per_s, 1.0)
-
     def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
         limit = self.serving.link_limit
         if limit is None or not iteration.transfers:
             return []
-        shares = self.topology.shares(range(self.point.num_gpus), (), self._solo).values()
-        return [LinkDemand(iteration, self.demand, limit, min(share.link for share in shares)).has_room]
+        gpus: Sequence[int] = range(self.point.num_gpus)
+        on_link, on_remote = gpus if self.uses_link else (), gpus if self.path.rules.remote else ()
+        shares = self.topology.shares(on_link, on_remote, self.path.solo).values()
+        slowest = Share(min(share.link for share in shares), min(share.remote for share in shares))
+        return [LinkDemand(iteration, self.demand, limit, slowest).has_room]
 
 
 def demand_table(point: ResolvedExperiment) -> DemandTable:

@@ -86,11 +86,7 @@ class Scheduler:
             return False
         last = self.tables.num_blocks(request.prompt_tokens + request.output_tokens - 1)
         # A preempted request may have to prefill all but its last token again.
-        pools = self.pools
-        return all(
-            held[: Pool.HOST_KV].sum() <= pools.hbm_bytes and held[Pool.HOST_KV] <= pools.host_bytes
-            for held in (self.tables.prefill[last], self.tables.decode[last])
-        )
+        return all(self.pools.could_hold(held) for held in (self.tables.prefill[last], self.tables.decode[last]))
 
     def submit(self, request: RequestState) -> None:
         heapq.heappush(self.waiting, (*self._priority(request), request))
@@ -108,7 +104,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         for request in self.prefilling:
             left -= self._add_chunk(request, left, chunks)
-        in_bytes, pulls = 0, []
+        in_bytes, remote_bytes, pulls = 0, 0, []
         # Whoever had to make room would be the first to take it again.
         while not preempted and self.waiting and left > 0 and self.num_running < self.serving.max_num_seqs:
             request = self.waiting[0][-1]
@@ -126,6 +122,7 @@ class Scheduler:
                 swapped_bytes = int(self.tables.swap_in[request.swapped_blocks])
                 self.tally.swapped_bytes += swapped_bytes
                 in_bytes += swapped_bytes
+                remote_bytes += int(self.tables.remote_swap_in[request.swapped_blocks])
                 self.decode.join(request, self.tables.num_blocks(request.kv_len))
                 request.swapped_blocks = 0
                 left -= 1
@@ -135,7 +132,8 @@ class Scheduler:
                 self.prefilling.append(request)
                 left -= self._add_chunk(request, left, chunks)
         stored_bytes, self._stored_bytes = self._stored_bytes, 0
-        return Batch(len(self.decode), tuple(chunks), (out_bytes or 0) + stored_bytes, tuple(pulls), in_bytes)
+        out_bytes = (out_bytes or 0) + stored_bytes
+        return Batch(len(self.decode), tuple(chunks), out_bytes, tuple(pulls), in_bytes, remote_bytes)
 
     def pulled(self, request: RequestState) -> None:
         """The KV that its first decode step needs has arrived; it joins the next iteration."""
@@ -205,9 +203,10 @@ class Scheduler:
         if not self.decode.growth(self.tables.decode, self._growth):
             return None
         while not self.pools.fits(self._growth):
-            host_is_short = self.pools.host_used_bytes + self._growth[Pool.HOST_KV] > self.pools.host_bytes
-            if not (host_is_short and self._drop_swapped()):
-                out_bytes = (out_bytes or 0) + self._preempt(may_swap=not host_is_short)
+            # A swap frees nothing outside HBM.
+            short_outside = not self.pools.fits_outside_hbm(self._growth)
+            if not (short_outside and self._drop_swapped()):
+                out_bytes = (out_bytes or 0) + self._preempt(may_swap=not short_outside)
             self.decode.growth(self.tables.decode, self._growth)
         self.pools.take(self._growth)
         self.decode.hold()
@@ -243,8 +242,8 @@ class Scheduler:
         self.submit(request)
 
     def _drop_swapped(self) -> bool:
-        """Frees the host memory of the last swapped request in the queue, which then must prefill again; False where
-        there is none."""
+        """Frees what the last swapped request in the queue holds outside HBM, which then must prefill again; False
+        where there is none."""
         swapped = [entry for entry in self.waiting if entry[-1].swapped_blocks]
         if not swapped:
             return False

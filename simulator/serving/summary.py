@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.metrics import BREAKDOWN
+from simulator.remote import on_drives, over_network
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration
 from simulator.serving.loop import Replica
 from simulator.serving.network import PEAK_WINDOW_S
 from simulator.serving.pools import Pool
 from simulator.serving.records import RequestLog
-from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, STEP, T_EXPOSED, T_SOFTWARE
+from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, R_BUSY, STEP, T_EXPOSED, T_SOFTWARE
 from simulator.summary import SATURATED, active_params
 
 Row = dict[str, Any]
@@ -48,22 +49,30 @@ def summarise(run: Run) -> Row:
     num_iterations = max(log.num_iterations, 1)
     per_second = 1.0 / duration_s if duration_s > 0 else 0.0
     tokens = max(log.output_tokens, 1)
-    h2d, d2h = (sum(getattr(i, f"{way}_bytes") for i in run.iterations) for way in ("h2d", "d2h"))
+    h2d, d2h, read, written = (
+        sum(getattr(i, f"{way}_bytes") for i in run.iterations) for way in ("h2d", "d2h", "remote_read", "remote_write")
+    )
+    placement = run.iterations[0].setting.placement
+    beyond_host = (read + written) / tokens
     num_gpus = num_replicas * run.tensor_parallel
-    link_busy_s, exposed_s = float(done_s[H_BUSY]), float(done_s[T_EXPOSED])
+    link_busy_s, remote_busy_s, exposed_s = (float(done_s[column]) for column in (H_BUSY, R_BUSY, T_EXPOSED))
+    busy_s = max(link_busy_s, remote_busy_s)
     wall_s = duration_s * num_replicas
     row: Row = {
         "throughput_tokens_per_s": log.output_tokens * per_second,
         "throughput_per_gpu_tokens_per_s": log.output_tokens * per_second / num_gpus,
         **times(log),
         "exposed_transfer_s": exposed_s / num_iterations,
-        "hidden_fraction": float(np.clip(1 - exposed_s / link_busy_s, 0, 1)) if link_busy_s > 0 else None,
+        "hidden_fraction": float(np.clip(1 - exposed_s / busy_s, 0, 1)) if busy_s > 0 else None,
         **demand_metrics(run),
         "h2d_bytes_per_token": h2d / tokens,
         "d2h_bytes_per_token": d2h / tokens,
-        "remote_bytes_per_token": 0.0,
+        "remote_bytes_per_token": beyond_host if over_network(placement) else 0.0,
+        "nvme_bytes_per_token": beyond_host if on_drives(placement) else 0.0,
         "link_utilization": min(1.0, link_busy_s / wall_s) if wall_s > 0 else 0.0,
         "link_busy_s": link_busy_s / num_iterations,
+        "remote_utilization": min(1.0, remote_busy_s / wall_s) if wall_s > 0 else 0.0,
+        "remote_busy_s": remote_busy_s / num_iterations,
         **{name: float(seconds) / num_iterations for name, seconds in zip(BREAKDOWN, done_s[:NUM_PARTS], strict=True)},
         "num_requests": log.num_arrived,
         "num_finished": log.num_finished,
@@ -147,12 +156,13 @@ def prefix_metrics(run: Run) -> Row:
 
 
 def pool_peaks(run: Run) -> Row:
-    """Largest bytes per GPU over the replicas; host memory of all GPUs together."""
+    """Largest bytes per GPU over the replicas; outside HBM those of all GPUs together."""
     pools = [replica.scheduler.pools for replica in run.replicas]
     peak = np.max([p.peak for p in pools], axis=0)
     return {
         "hbm_bytes_peak": run.static_bytes + max(p.hbm_peak_bytes for p in pools),
         "host_bytes_peak": run.tensor_parallel * sum(p.host_peak_bytes for p in pools),
+        "remote_bytes_peak": run.tensor_parallel * sum(p.remote_peak_bytes for p in pools),
         "full_kv_bytes_peak": int(peak[Pool.FULL_KV]),
         "sparse_kv_bytes_peak": int(peak[Pool.SPARSE_KV]),
         "compressed_keys_bytes_peak": int(peak[Pool.COMPRESSED_KEYS]),
@@ -199,7 +209,8 @@ def first_refused(log: RequestLog) -> str | None:
 def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
     """What limits the iterations, and a sentence with the figures.
 
-    h2d: the link is saturated, or waiting for it is the largest share of the time. software: the CPU's share is.
+    h2d, remote: the link or the way beyond the host, whichever is busier, is saturated, or waiting for it is the
+    largest share of the time. software: the CPU's share is.
     capacity: requests had to make room. Else compute or hbm, by the larger of the times that the rows' products and
     the weights' reads need alone.
     """
@@ -209,10 +220,12 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
         f"GPUs busy {row['gpu_utilization']:.0%} of the run, mean batch {row['batch_mean']:.1f}, host link busy "
         f"{row['link_utilization']:.0%}, exposed {exposed:.0%} of an iteration"
     )
-    if row["link_utilization"] >= SATURATED * row["gpu_utilization"] > 0 or exposed >= max(
-        1 - exposed - software, software
-    ):
-        return "h2d", detail
+    on_link, beyond = row["link_utilization"], row["remote_utilization"]
+    if beyond:
+        detail = f"{run.iterations[0].setting.placement.kv_tier} busy {beyond:.0%}, {detail}"
+    saturated = max(on_link, beyond) >= SATURATED * row["gpu_utilization"] > 0
+    if saturated or exposed >= max(1 - exposed - software, software):
+        return ("remote" if beyond >= on_link else "h2d"), detail
     if software >= 1 - exposed - software:
         return "software", detail
     if row["num_preemptions"]:

@@ -34,6 +34,8 @@ class Batch:
     """Requests whose memory is taken and whose KV comes from a prefill replica."""
     bytes_in: int = 0
     """KV that comes back: swapped, or reused."""
+    remote_bytes_in: int = 0
+    """Of `bytes_in`, what comes from beyond the host."""
 
     @property
     def is_empty(self) -> bool:

@@ -225,10 +225,11 @@ def test_a_cache_that_holds_everything_fetches_each_block_once():
     assert fetched.sum() < 0.5 * demand.fetched.sum()
 
 
-@pytest.mark.parametrize("system", ["retrieval", "prefetch-previous", "oasiskv"])
+@pytest.mark.parametrize("system", ["retrieval", "prefetch-previous", "oasiskv", "infinigen"])
 @pytest.mark.parametrize("tier", ["remote", "nvme"])
 def test_no_point_beats_a_ceiling(system, tier):
     row = run(system=system, placement__kv_tier=tier, policy__fetch_cap=1.0)
+    assert row["remote_ceiling_tokens_per_s"] is not None
     for name in ("hbm", "compute", "h2d", "remote"):
         ceiling = row[f"{name}_ceiling_tokens_per_s"]
         # The last of 126 steps' transfers end after it.
@@ -267,19 +268,29 @@ def test_doubling_what_binds_helps_and_what_does_not_changes_nothing(tier, tmp_p
     assert run(**busy, hardware=scaled(tmp_path, 2.0, *idle))["tpot_mean_s"] == before
 
 
+MODES = {
+    "closed": {"workload__batch_size": 16},
+    "serving": {
+        "serving__num_requests": 16, "serving__prompt_tokens": 2500, "serving__output_tokens": 60,
+        "policy__kv_budget_tokens": 512,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", ["dense", "quest", "retrieval", "oasiskv", "infinigen", "shadowkv", "freekv"])
 @pytest.mark.parametrize("tier", WHAT_BINDS)
-def test_without_a_tier_only_the_systems_that_use_it_suffer(tier, tmp_path):
-    gone = scaled(tmp_path, 0.01, *WHAT_BINDS[tier])
-    for system in ("dense", "quest", "retrieval", "oasiskv"):
-        for used in TIERS:
-            common = {"system": system, "placement__kv_tier": used, "workload__batch_size": 16}
-            before, after = (run(**common, hardware=name)["tpot_mean_s"] for name in ("h100-sxm", gone))
-            # Staged blocks pass the host link; drives behind the network pass the NIC.
-            touched = tier == used or (tier == "host") or (used == "nvme-of" and tier in ("remote", "nvme"))
-            if system in ("dense", "quest") or not touched:
-                assert after == before, (system, used)
-            else:
-                assert after > 2 * before, (system, used)
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_tier_only_the_systems_that_use_it_suffer(mode, tier, system, tmp_path):
+    gone = scaled(tmp_path, 0.01, *WHAT_BINDS[tier], *(["link.h2d_bytes_per_s"] if tier == "host" else []))
+    for used in TIERS:
+        common = {"system": system, "placement__kv_tier": used, **MODES[mode]}
+        before, after = (run(**common, hardware=name)["tpot_mean_s"] for name in ("h100-sxm", gone))
+        # Staged blocks pass the host link; drives behind the network pass the NIC.
+        touched = tier == used or (tier == "host") or (used == "nvme-of" and tier in ("remote", "nvme"))
+        if system in ("dense", "quest") or not touched:
+            assert after == before, (system, used)
+        else:
+            assert after > 2 * before, (system, used)
 
 
 # Refused
@@ -294,8 +305,8 @@ def test_without_a_tier_only_the_systems_that_use_it_suffer(tier, tmp_path):
         ({"policy__host_residency": "fetched", "policy__host_cache_tokens": 40}, "nearest: 32 and 48"),
         ({"policy__host_residency": "fetched", "policy__host_cache_tokens": 4}, "nearest: 16"),
         (
-            {"serving__num_requests": 4, "policy__kv_budget_tokens": 512},
-            "kv_tier remote: serving runs keep the full KV in host memory, use host",
+            {"serving__num_requests": 4, "policy__kv_budget_tokens": 512, "serving__disaggregation": "first-set"},
+            "kv_tier remote: with serving.disaggregation first-set the KV goes to the decode host's memory, use host",
         ),
     ],
 )

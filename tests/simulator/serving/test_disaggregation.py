@@ -133,5 +133,5 @@ def test_admissions_overtake_the_background():
 
 def test_what_does_not_go_together_is_refused():
     (point,) = expand({**BASE, "system": "dense", "serving.disaggregation": "first-set", **IDLE}, {})
-    with pytest.raises(InputError, match="first-set: system dense keeps its KV in HBM"):
+    with pytest.raises(InputError, match="first-set: system dense attends to all of its KV"):
         resolve(point)

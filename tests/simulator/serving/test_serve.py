@@ -13,6 +13,7 @@ from simulator import experiment as experiments
 from simulator.experiment import expand, resolve
 from simulator.points import point_key, run_point
 from simulator.serving.loop import Replica, serve_all
+from simulator.serving.pools import Pool
 from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
@@ -216,3 +217,57 @@ def test_verified_drafts_serve_the_same_tokens_in_fewer_iterations(system):
     assert log.output_tokens == plain_log.output_tokens == 24 * 40
     assert log.sum_decoding < plain_log.sum_decoding == 24 * 39
     assert (replica.scheduler.pools.used == 0).all()
+
+
+REMOTE = {"system": "oasiskv", "placement__kv_tier": "remote", "policy__host_cache_tokens": 1024}
+
+
+def test_kv_beyond_the_host_is_charged_there():
+    on_host = row(system="oasiskv")
+    kept = {name: row(**REMOTE, policy__host_residency=name) for name in ("none", "fetched", "full")}
+    whole = on_host["host_bytes_peak"]
+    assert on_host["remote_bytes_peak"] == 0
+    assert [found["remote_bytes_peak"] for found in kept.values()] == [whole] * 3
+    assert [kept[name]["host_bytes_peak"] for name in ("none", "full")] == [0, whole]
+    assert kept["fetched"]["host_bytes_peak"] == pytest.approx(whole * 1024 / (1500 + 40), rel=0.02)
+    read = [kept[name]["remote_bytes_per_token"] for name in ("none", "fetched", "full")]
+    assert read == sorted(read, reverse=True)
+    assert read[-1] == 0
+    assert on_host["remote_bytes_per_token"] == 0
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("short_of", ["hbm", "remote"])
+def test_nothing_is_lost_where_the_kv_lies_beyond_the_host(short_of, preemption, with_hardware):
+    """Short of the tier beyond, a swap would free nothing: requests prefill again."""
+    settings = {key.replace("__", "."): value for key, value in REMOTE.items()}
+    settings |= {"serving.preemption": preemption, "serving.output_tokens": 900}
+    if short_of == "hbm":
+        settings |= {"engine.hbm_utilization": 0.028, "policy.kv_budget_tokens": 1024, "policy.slack_blocks": 64}
+    else:
+        with_hardware(nic__pool_bytes=0.0005)
+    log, replica = serve(settings)
+    tally = replica.scheduler.tally
+    assert log.num_finished == log.num_arrived == 24
+    assert tally.num_preemptions > 0
+    assert (tally.num_swaps > 0) == (preemption == "swap" and short_of == "hbm")
+    assert tally.prefilled_tokens + log.sum_decoding == 24 * (1500 + 899) + tally.recomputed_tokens
+    assert (replica.scheduler.pools.used == 0).all()
+    whole = replica.scheduler.tables.decode[:, Pool.REMOTE_KV]
+    assert replica.scheduler.pools.remote_peak_bytes >= 2 * whole[1500 // 16]
+
+
+def test_a_swapped_working_set_comes_back_from_beyond_the_host():
+    """Compressed keys and draft KV were swapped to the host; the blocks themselves never left their home."""
+    settings = {key.replace("__", "."): value for key, value in REMOTE.items()}
+    settings |= {"serving.preemption": "swap", "serving.output_tokens": 900, "engine.hbm_utilization": 0.028}
+    settings |= {"policy.kv_budget_tokens": 1024, "policy.slack_blocks": 64}
+    reads = {}
+    for preemption in ("recompute", "swap"):
+        _, replica = serve({**settings, "serving.preemption": preemption})
+        reads[preemption] = replica.times.remote_read_bytes
+    tables, tally = replica.scheduler.tables, replica.scheduler.tally
+    assert tally.num_swaps > 0
+    assert (tables.remote_swap_in == tables.decode[:, Pool.SPARSE_KV]).all()
+    assert (tables.swap_out + tables.remote_swap_in == tables.swap_in).all()
+    assert reads["swap"] - reads["recompute"] >= 0.8 * tally.num_swaps * tables.remote_swap_in[1500 // 16]
