@@ -6,7 +6,9 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +22,20 @@ PIPED_WIDTH = 100
 def print_json(document: Mapping[str, Any]) -> None:
     """One strict JSON document on stdout. Raises ValueError on NaN or infinity."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+@contextmanager
+def told_on_interruption(kept: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C inside says in one line what is kept; it ends the program with 130 all the same."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted: {kept()}", file=sys.stderr)
+        raise
+
+
+def points_kept(num_points: int, of: int, path: Path) -> str:
+    return f"{num_points} of {of} points stay in {path}; repeat the command to go on"
 
 
 def console() -> Console:

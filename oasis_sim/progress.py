@@ -59,6 +59,7 @@ class RequestProgress:
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._bar = quiet, _bar("requests", quiet)
+        self.served = "no request had been served"
 
     def __enter__(self) -> Self:
         if not self._quiet and not sys.stderr.isatty():
@@ -71,5 +72,6 @@ class RequestProgress:
         self._bar.stop()
 
     def update(self, num_done: int, num_requests: int) -> None:
+        self.served = f"{num_done:,} of {num_requests:,} requests had been served"
         if num_done % self.EVERY == 0:
             self._bar.update(self._task, description="serving", completed=num_done, total=num_requests)

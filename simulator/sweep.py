@@ -96,9 +96,15 @@ def run_grid(
 
 
 def group_by_replay(points: Sequence[ExperimentSpec]) -> list[list[ExperimentSpec]]:
-    """Points whose demand is the same (they differ in hardware, batch, placement or engine only), side by side."""
+    """Points whose demand is the same (they differ in hardware, batch, placement or engine only), side by side.
+
+    A serving point is a group of its own: it may take minutes, which an interruption of its group would lose.
+    """
     groups: dict[str, list[ExperimentSpec]] = {}
-    for point in points:
+    for number, point in enumerate(points):
+        if point.serving is not None:
+            groups[f"serving {number}"] = [point]
+            continue
         replayed = point.model_dump(mode="json", exclude={"name", "hardware", "placement", "engine", "objective"})
         replayed["workload"].pop("batch_size")
         groups.setdefault(json.dumps(replayed, sort_keys=True), []).append(point)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import EXIT_INPUT, print_json
+from oasis_sim.output import EXIT_INPUT, points_kept, print_json, told_on_interruption
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request, make_request, read_settings, require_lists
 from oasis_sim.run_folder import run_folder
@@ -100,7 +100,10 @@ def _run(request: Request, out: str | None, num_jobs: int, quiet: bool) -> tuple
     start_s = time.perf_counter()
     with run_folder("compare", request, grid, out) as folder:
         num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
-        with PointProgress(len(grid.points), num_done, quiet) as progress:
+        with (
+            told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
+            PointProgress(len(grid.points), num_done, quiet) as progress,
+        ):
             rows = run_grid(grid, folder, num_jobs, progress.advance)
         folder.finish(rows, {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
     return rows, folder.path, plot_one(folder.path, "comparison")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import print_json
+from oasis_sim.output import print_json, told_on_interruption
 from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
@@ -62,7 +62,9 @@ def run(
 def _simulate(point: ExperimentSpec, folder: Path, quiet: bool) -> Row:
     if point.serving is None:
         return point_row(point)
-    with RequestProgress(quiet) as progress:
+    progress = RequestProgress(quiet)
+    kept = "a run keeps nothing, repeat the command to start anew"
+    with told_on_interruption(lambda: f"{progress.served}; {kept}"), progress:
         return point_row(point, folder / REQUESTS, progress.update)
 
 

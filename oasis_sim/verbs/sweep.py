@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oasis_sim.output import EXIT_INPUT, print_json
+from oasis_sim.output import EXIT_INPUT, points_kept, print_json, told_on_interruption
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request, many_points
 from oasis_sim.run_folder import run_folder
@@ -48,16 +47,11 @@ def run_request(request: Request, out: str | None, num_jobs: int, quiet: bool) -
     start_s = time.perf_counter()
     with run_folder("sweep", request, grid, out) as folder:
         num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
-        with PointProgress(len(grid.points), num_done, quiet) as progress:
-            try:
-                rows = run_grid(grid, folder, num_jobs, progress.advance)
-            except KeyboardInterrupt:
-                print(
-                    f"interrupted: {len(folder.rows)} of {len(grid.points)} points stay in {folder.path}; "
-                    "repeat the command to go on",
-                    file=sys.stderr,
-                )
-                raise
+        with (
+            told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
+            PointProgress(len(grid.points), num_done, quiet) as progress,
+        ):
+            rows = run_grid(grid, folder, num_jobs, progress.advance)
         wall_s = time.perf_counter() - start_s
         folder.finish(rows, _outcome(rows, request, wall_s, num_jobs))
     return rows, folder.path, wall_s

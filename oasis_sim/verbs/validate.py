@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oasis_sim.output import milliseconds, print_json, share
+from oasis_sim.output import milliseconds, points_kept, print_json, share, told_on_interruption
 from traces.errors import CheckFailed, EnvironmentMissing, InputError
 
 if TYPE_CHECKING:
@@ -128,12 +128,11 @@ def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[
             "campaign.jsonl` on a machine with one, then `oasis-sim validate campaign.jsonl`, which needs none"
         ) from error
     runs = Campaign(target, host_gib=8)
-    for number, point in enumerate(points):
-        try:
+    num_done = 0
+    with told_on_interruption(lambda: points_kept(num_done, len(points), target)):
+        for point in points:
             runs.run(point)
-        except KeyboardInterrupt:
-            print(f"interrupted: {number} of {len(points)} points stay in {target}; repeat the command to go on")
-            raise
+            num_done += 1
     return target, None if picks is None else [point.key() for point in points]
 
 

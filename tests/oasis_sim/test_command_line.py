@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,7 +272,10 @@ LONG += ["--quiet"]
 
 
 def _start(environment: dict[str, str], folder: Path, trace: Path, jobs: int) -> subprocess.Popen[str]:
-    arguments = ["sweep", "--trace", str(trace), "--out", "run", "--jobs", str(jobs), *LONG]
+    return _spawn(environment, folder, ["sweep", "--trace", str(trace), "--out", "run", "--jobs", str(jobs), *LONG])
+
+
+def _spawn(environment: dict[str, str], folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "oasis_sim", *arguments],
         cwd=folder,
@@ -327,6 +331,57 @@ def test_ctrl_c_exits_130_and_keeps_finished_points(
     assert (tmp_path / "run" / "points.jsonl").read_bytes().count(b"\n") >= 1
     assert not (tmp_path / "run" / "results.parquet").exists()
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+SERVED = ["--system", "dense", "--model", "Qwen3-0.6B", "--quiet"]
+SERVED += ["--set", "serving.arrivals=poisson", "--set", "serving.rate_per_s=1"]
+SERVED += ["--set", "serving.prompt_tokens=900", "--set", "serving.output_tokens=4"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_in_a_serving_sweep_keeps_finished_points_and_it_goes_on(
+    oasis: Oasis, environment: dict[str, str], tiny_trace: Path, tmp_path: Path, jobs: int
+) -> None:
+    """The first points are short, the last takes half a minute."""
+    sweep = ["sweep", "--trace", str(tiny_trace), *SERVED, "--jobs", str(jobs), "--out", "run"]
+    sweep += ["--set", "serving.num_requests=100,101,102,60000"]
+    process = _spawn(environment, tmp_path, sweep)
+    _wait_for_points(tmp_path, 3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert err == "interrupted: 3 of 4 points stay in run; repeat the command to go on\n"
+    points, requests = tmp_path / "run" / "points.jsonl", tmp_path / "run" / "requests"
+    kept = points.read_bytes()
+    assert kept.count(b"\n") == 3
+    whole = {path.name: path.read_bytes() for path in requests.glob("*.parquet")}
+    assert len(whole) == 3
+    process = _spawn(environment, tmp_path, sweep)
+    time.sleep(4)
+    assert points.read_bytes() == kept
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.split(";")[0]) == (130, "interrupted: 3 of 4 points stay in run")
+    assert {path.name: path.read_bytes() for path in requests.glob("*.parquet")} == whole
+
+
+def test_ctrl_c_in_a_serving_run_says_how_far_it_was(
+    environment: dict[str, str], tiny_trace: Path, tmp_path: Path
+) -> None:
+    run = ["run", "--trace", str(tiny_trace), *SERVED, "--set", "serving.num_requests=1000000", "--out", "run"]
+    process = _spawn(environment, tmp_path, run)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "requests.parquet.part").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert re.fullmatch(
+        r"interrupted: [\d,]+ of 1,000,000 requests had been served; a run keeps nothing, repeat the command to start "
+        r"anew\n", err,
+    ), err  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_internal_error_exits_70_and_names_the_file_with_the_traceback(
