@@ -23,7 +23,16 @@ SHOWN_PARAMETERS = [
     "policy.fetch_cap",
     "policy.lookahead_k",
 ]
-LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end to end", "queue": "queue"}
+LATENCIES = {
+    "ttft": "time to first token",
+    "second_token": "time to second token",
+    "tpot": "time per output token",
+    "e2e": "end to end",
+    "queue": "queue",
+    "handover": "prefilled to decoding",
+}
+ONLY_APART = ("second_token", "handover")
+"""Shown where prefill is on other hosts."""
 NEVER_COLUMNS = {"system", "mapping", "trace_group"}
 
 
@@ -67,6 +76,15 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
             f"prefilled, {gigabytes(row['prefix_loaded_bytes'])} loaded",
             soft_wrap=True,
         )
+    if row["network_bytes_per_request"] is not None:
+        out.print(
+            f"  prefill side: GPUs busy {share(row['prefill_gpu_utilization'])}, without memory for "
+            f"{seconds(row['prefill_blocked_s'])}, {gigabytes(row['prefill_staging_bytes_peak'])} staged at most; "
+            f"network: {gigabytes(row['admission_network_bytes'])} before decoding, "
+            f"{gigabytes(row['network_bytes_per_request'])} a request, busy {share(row['network_utilization'])}, "
+            f"peak {gigabytes(row['network_peak_bytes_per_s'])}/s in 0.1 s",
+            soft_wrap=True,
+        )
     if row["num_refused"]:
         out.print(
             f"  [yellow]{number(row['num_refused'])} requests can never fit and were refused[/yellow], "
@@ -95,6 +113,8 @@ def latency_table(row: Row) -> Table:
     for title in ("  latency", "mean", "p50", "p90", "p99"):
         table.add_column(title, justify="left" if title.strip() == "latency" else "right")
     for name, title in LATENCIES.items():
+        if name in ONLY_APART and row["handover_mean_s"] is None:
+            continue
         table.add_row(f"  {title}", *(seconds(row[f"{name}_{column}_s"]) for column in ("mean", "p50", "p90", "p99")))
     return table
 

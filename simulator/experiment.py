@@ -23,12 +23,13 @@ from simulator.predictors import is_draft
 from simulator.remote import require_tier
 from simulator.replay_settings import resolve_settings
 from simulator.selectors.table import SELECTORS
+from simulator.serving.handover_rules import require_handover
 from simulator.specs.base import Spec
 from simulator.specs.experiment import ExperimentSpec, MappingSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
-from simulator.specs.serving import KV_BUDGET_TOKENS, ServingSpec, ignored_serving_parameters
+from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
 from simulator.systems import compose_policy, ignored_parameters, resolve_policy
 from simulator.topology import HostTopology
@@ -109,7 +110,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     HostTopology(hardware, num_gpus, placement)
     require_tier(hardware, placement)
     if experiment.serving is not None:
-        _require_handover(experiment.serving, policy, placement, experiment.system)
+        require_handover(experiment.serving, policy, hardware, placement, experiment.system)
     workload = experiment.workload
     if experiment.serving is None:
         workload = workload.model_copy(update={"context_tokens": context_tokens})
@@ -124,21 +125,6 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
         }
     )
     return ResolvedExperiment(spec, model, hardware, policy, trace, group, mapping, ignored)
-
-
-def _require_handover(serving: ServingSpec, policy: PolicySpec, placement: PlacementSpec, system: str) -> None:
-    """Raises InputError for KV that cannot be handed over as `serving.disaggregation` says."""
-    mode = serving.disaggregation
-    if mode == "first-set" and (not policy.offloads or policy.residency == "streamed"):
-        raise InputError(
-            f"serving.disaggregation first-set: system {system} attends to all of its KV and needs all of it first; "
-            "use full-push or layer-push"
-        )
-    if mode != "none" and placement.kv_tier != "host":
-        raise InputError(
-            f"placement.kv_tier {placement.kv_tier}: with serving.disaggregation {mode} the KV goes to the decode "
-            "host's memory, use host"
-        )
 
 
 def expand(base: ExperimentSpec | Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[ExperimentSpec]:

@@ -125,18 +125,30 @@ SERVING = {
     "num_swaps": "preemptions",
     "recomputed_tokens": "tokens",
     "swapped_bytes": "bytes",
+    "second_token_mean_s": "s",
+    "second_token_p50_s": "s",
+    "second_token_p90_s": "s",
+    "second_token_p99_s": "s",
+    "handover_mean_s": "s",
+    "handover_p50_s": "s",
+    "handover_p90_s": "s",
+    "handover_p99_s": "s",
     "prefill_gpu_utilization": "1",
+    "prefill_blocked_s": "s",
+    "prefill_staging_bytes_peak": "bytes",
     "admission_network_bytes": "bytes",
     "network_bytes_per_request": "bytes",
     "network_utilization": "1",
     "network_peak_bytes_per_s": "bytes/s",
+    "network_burst_factor": "1",
     "network_backlog_peak_bytes": "bytes",
-    "prefill_staging_bytes_peak": "bytes",
-    "handover_mean_s": "s",
+    "layer_push_share": "1",
     "prefix_hit_share": "1",
     "prefix_host_hit_share": "1",
     "prefix_reused_tokens": "tokens",
     "prefix_loaded_bytes": "bytes",
+    "host_bytes_per_request_mean": "bytes",
+    "host_bytes_per_request_peak": "bytes",
     "full_kv_bytes_peak": "bytes",
     "sparse_kv_bytes_peak": "bytes",
     "compressed_keys_bytes_peak": "bytes",
@@ -145,7 +157,12 @@ SERVING = {
     "trace_groups": "",
 }
 """Only in rows of serving runs. There TPOT, TTFT, E2E and queue time are quantiles over finished requests, the
-breakdown is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named."""
+breakdown is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named.
+
+`second_token_*`: from arrival to the second token. `handover_*`: from the end of a prompt on a prefill replica until
+decoding could start elsewhere. `prefill_blocked_s`: a prefill replica's idle time with prompts that had no memory.
+`network_peak_bytes_per_s` is over 0.1 s; `network_burst_factor` divides it by the mean over such windows with traffic.
+`layer_push_share`: handovers whose layers could be sent as they were computed."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")

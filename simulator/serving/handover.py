@@ -6,96 +6,154 @@ Source: full push DistServe (arXiv 2401.09670), layer-wise push Splitwise (arXiv
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import simpy
 
+from simulator.serving.handover_bytes import HandoverBytes, Parts
 from simulator.serving.network import ADMISSION, BACKGROUND, Network
-from simulator.serving.pools import Int64, Pool, RequestPools
 from simulator.serving.request_state import RequestState
+from simulator.serving.scheduler import Scheduler
 from simulator.serving.work import Chunk
-from simulator.specs.serving import Disaggregation
+from simulator.specs.serving import Router, ServingSpec
 
 Events = Generator[simpy.Event, None, None]
-IN_HBM = (Pool.SPARSE_KV, Pool.COMPRESSED_KEYS, Pool.DRAFT_KV)
+
+
+class Side(Protocol):
+    """A replica, as far as handing over goes."""
+
+    number: int
+    scheduler: Scheduler
+
+    def submit(self, request: RequestState) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+def choose(router: Router, index: int, replicas: Sequence[Side]) -> int:
+    """Number of the replica that the request of this index goes to."""
+    if router == "round-robin":
+        return index % len(replicas)
+    return min(range(len(replicas)), key=lambda r: replicas[r].scheduler.num_unfinished)
 
 
 @dataclass(slots=True)
 class HandoverTally:
     num_requests: int = 0
+    num_handovers: int = 0
+    """More than requests where some were prefilled again."""
+    num_expected: int = 0
+    """Of the handovers, those whose layers could be sent as they were computed."""
     admission_bytes: int = 0
     """Over the network before a request could decode, all GPUs of the replica."""
-    wait_s: float = 0.0
-    """Between the last prefill chunk and the first decode iteration that could have the request."""
-    staged_bytes: int = 0
-    staged_peak_bytes: int = 0
-    """In the host memory of prefill nodes: full KV, from the end of its prefill until its last byte was sent."""
+    asked_bytes: int = 0
+    """Of all that was ever sent: what the network must have carried in the end."""
 
 
 class Handover:
     """Moves KV of prefilled requests. A decode replica takes memory first, then pulls; the rest may follow behind.
 
-    `first-set`: blocks that attention needs before their turn in the background queue came are taken to be there:
-    optimistic while the rest is on its way, the bytes are the same.
+    Until its last byte was sent, a request's KV is in the host memory of its prefill replica, taken when its prompt
+    starts. `first-set`: blocks that attention needs before their turn in the background queue came are taken to be
+    there: optimistic while the rest is on its way, the bytes are the same.
     """
 
     def __init__(
-        self, env: simpy.Environment, mode: Disaggregation, network: Network, tables: RequestPools, full_kv: Int64,
-        num_gpus: int,
+        self, env: simpy.Environment, serving: ServingSpec, network: Network, sizes: HandoverBytes,
+        prefill: Sequence[Side], decoding: Sequence[Side], num_layers: int,
     ) -> None:  # fmt: skip
-        """`full_kv` [max blocks + 1]: bytes of the whole KV per GPU. `num_gpus`: of a replica."""
-        self.env, self.mode, self.network, self.tables, self.num_gpus = env, mode, network, tables, num_gpus
-        self.full_kv = full_kv
+        self.env, self.serving, self.mode = env, serving, serving.disaggregation
+        self.network, self.sizes, self.prefill, self.decoding = network, sizes, prefill, decoding
+        self.num_layers = num_layers
         self.tally = HandoverTally()
-        self._layers_sent: dict[int, list[simpy.Process]] = {}
+        self._layers: dict[RequestState, simpy.Event] = {}
+        """Of requests that are sent as they are computed: arrival of what was computed so far."""
 
-    def chunk_done(self, chunk: Chunk) -> None:
-        """Layer-wise push: a chunk's KV is sent while the next one is computed."""
-        if self.mode != "layer-push":
+    def computing(self, chunk: Chunk, seconds: float) -> None:
+        """An iteration of this length prefills `chunk`. Layer-wise push: a layer's KV goes once it is computed, if the
+        decode side has memory for the request; layers are taken to be equally long."""
+        request = chunk.request
+        if self.mode != "layer-push" or request.generated_tokens + 1 == request.output_tokens:
             return
-        before, after = (self._full_bytes(tokens) for tokens in (chunk.before, chunk.before + chunk.tokens))
-        sent = self.env.process(self.network.send(after - before, ADMISSION))
-        self._layers_sent.setdefault(chunk.request.index, []).append(sent)
+        blocks_of = self.sizes.tables.num_blocks
+        before, after = blocks_of(chunk.before), blocks_of(chunk.before + chunk.tokens)
+        if not request.is_expected:
+            request.replica = choose(self.serving.router, request.index, self.decoding)
+            request.is_expected = self.decoding[request.replica].scheduler.expect(request)
+            if not request.is_expected:
+                return
+            self._send(request, self.sizes.whole(before), ADMISSION)
+        parts = self.sizes.whole(after, before)
+        layer_s = seconds / self.num_layers
+        # A link serves in order, so the last chunk's arrival is that of all.
+        self._layers[request] = self._send(
+            request, parts, ADMISSION, num_pieces=self.num_layers, first_s=self.env.now + layer_s, gap_s=layer_s
+        )
 
-    def staged(self, request: RequestState) -> None:
-        """The prefill side holds the request's KV from now on."""
-        self.tally.staged_bytes += self._full_bytes(request.prompt_tokens)
-        self.tally.staged_peak_bytes = max(self.tally.staged_peak_bytes, self.tally.staged_bytes)
+    def prefilled(self, request: RequestState) -> None:
+        """The prefill side holds all of the request's KV from now on."""
+        request.prefilled_s = self.env.now
+        if request.is_expected:
+            self.env.process(self._await_layers(request))
+            return
+        request.replica = choose(self.serving.router, request.index, self.decoding)
+        self.decoding[request.replica].submit(request)
 
-    def pull(self, request: RequestState) -> Events:
-        """Until the request can decode; what may follow then follows by itself."""
-        full_bytes = self._full_bytes(request.prompt_tokens)
-        admission_bytes = full_bytes
-        if self.mode == "layer-push":
-            yield self.env.all_of(self._layers_sent.pop(request.index))
-        else:
-            if self.mode == "first-set":
-                admission_bytes = self._first_set_bytes(request)
-            yield from self.network.send(admission_bytes, ADMISSION)
-        assert request.first_token_s is not None
-        self.tally.num_requests += 1
-        self.tally.admission_bytes += admission_bytes
-        self.tally.wait_s += self.env.now - request.first_token_s
-        if admission_bytes < full_bytes:
-            self.env.process(self._trickle(full_bytes, self._kv_left_bytes(request)))
-        else:
-            self.tally.staged_bytes -= full_bytes
+    def pull(self, request: RequestState) -> None:
+        """The decode side has taken the request's memory."""
+        self.env.process(self._pull(request))
 
-    def _trickle(self, staged_bytes: int, left_bytes: int) -> Events:
-        yield from self.network.send(left_bytes, BACKGROUND)
-        self.tally.staged_bytes -= staged_bytes
+    def prefill_again(self, request: RequestState) -> None:
+        """A decoding request made room for others, its KV is gone."""
+        request.prefill_replica = choose(self.serving.router, request.index, self.prefill)
+        self.prefill[request.prefill_replica].submit(request)
 
-    def _full_bytes(self, tokens: int) -> int:
-        return self.num_gpus * int(self.full_kv[self.tables.num_blocks(tokens)])
+    def _await_layers(self, request: RequestState) -> Events:
+        yield self._layers.pop(request)
+        self.tally.num_expected += 1
+        parts = self.sizes.whole(self.sizes.tables.num_blocks(request.prefilled_tokens))
+        self._sent(request.prefill_replica, request.prefilled_tokens)
+        self._arrived(request, parts)
 
-    def _first_set_bytes(self, request: RequestState) -> int:
-        """Working set, compressed keys and draft KV, or the whole KV where that is less."""
-        held = self.tables.decode[self.tables.num_blocks(request.prompt_tokens)]
-        first = self.num_gpus * int(np.sum(held[list(IN_HBM)]))
-        return min(first, self._full_bytes(request.prompt_tokens))
+    def _pull(self, request: RequestState) -> Events:
+        blocks = self.sizes.tables.num_blocks(request.prefilled_tokens)
+        at, tokens = request.prefill_replica, request.prefilled_tokens
+        first = self.sizes.first_set(blocks) if self.mode == "first-set" else self.sizes.whole(blocks)
+        yield self._send(request, first, ADMISSION)
+        self._arrived(request, first)
+        if self.mode == "first-set":
+            yield self._send(request, self.sizes.rest(blocks), BACKGROUND)
+        self._sent(at, tokens)
 
-    def _kv_left_bytes(self, request: RequestState) -> int:
-        blocks = self.tables.num_blocks(request.prompt_tokens)
-        return self._full_bytes(request.prompt_tokens) - self.num_gpus * int(self.tables.decode[blocks, Pool.SPARSE_KV])
+    def _send(
+        self, request: RequestState, parts: Parts, priority: int, num_pieces: int = 1, first_s: float | None = None,
+        gap_s: float = 0.0,
+    ) -> simpy.Event:  # fmt: skip
+        num_bytes = sum(part.num_bytes for part in parts)
+        request.network_bytes += num_bytes
+        self.tally.asked_bytes += num_bytes
+        return self.network.send(parts, priority, num_pieces, first_s, gap_s)
+
+    def _arrived(self, request: RequestState, admission: Parts) -> None:
+        """Decoding may start."""
+        assert request.prefilled_s is not None
+        self.tally.num_handovers += 1
+        self.tally.admission_bytes += sum(part.num_bytes for part in admission)
+        if request.handover_s is None:
+            self.tally.num_requests += 1
+            request.handover_s = self.env.now - request.prefilled_s
+        if request.first_token_s is None:
+            request.first_token_s = self.env.now
+        replica = self.decoding[request.replica]
+        replica.scheduler.pulled(request)
+        replica.wake()
+
+    def _sent(self, prefill_replica: int | None, tokens: int) -> None:
+        """The last byte of a request of `tokens` tokens has left its prefill replica."""
+        assert prefill_replica is not None
+        replica = self.prefill[prefill_replica]
+        replica.scheduler.sent(tokens)
+        replica.wake()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.serving.handover import Handover
+from simulator.serving.handover import Handover, choose
 from simulator.serving.records import RequestLog
 from simulator.serving.request_state import RequestState
 from simulator.serving.scheduler import Scheduler
@@ -43,16 +43,17 @@ class Replica:
         )  # fmt: skip
         self.handover: Handover | None = None
         """Between prefill and decode replicas, where they are apart."""
-        self.decode_replica: Callable[[RequestState], Replica] = lambda request: self
-        """Where a request goes that was prefilled here."""
-        self.busy_s = 0.0
+        self.busy_s = self.blocked_s = 0.0
+        """Of the second: nothing ran, and what waits had no memory."""
+        self.host_byte_s = self.request_s = 0.0
+        """Integrals over iterations: host memory in use, requests that run."""
         self._arrived = env.event()
 
     def submit(self, request: RequestState) -> None:
         self.scheduler.submit(request)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if not self._arrived.triggered:
             self._arrived.succeed()
 
@@ -60,44 +61,54 @@ class Replica:
         """Iterations back to back; asleep while there is nothing to do."""
         while True:
             batch = self.scheduler.schedule()
-            for request in batch.pulls:
-                self.env.process(self._pull(request))
+            self._hand_over(batch)
             if batch.is_empty:
-                assert self.scheduler.pulling or not self.scheduler.waiting, "requests wait for an empty replica"
+                since_s, is_blocked = self.env.now, bool(self.scheduler.waiting)
+                assert self.scheduler.pools.used.any() or not is_blocked, "requests wait for an empty replica"
                 self.links.end(self.number)
                 self._arrived = self.env.event()
                 yield self._arrived
+                self.blocked_s += (self.env.now - since_s) * is_blocked
                 self.times.resume()
                 continue
             for chunk in batch.chunks:
                 if chunk.request.started_s is None:
                     chunk.request.started_s = self.env.now
             seconds = self.times.run(batch, self.links.begin(self.number))
+            if self.handover is not None and self.scheduler.role == "prefill":
+                for chunk in batch.chunks:
+                    self.handover.computing(chunk, seconds)
             yield self.env.timeout(seconds)
             self.busy_s += seconds
+            self.host_byte_s += seconds * self.scheduler.pools.host_used_bytes
+            self.request_s += seconds * self.scheduler.num_running
             self._completed(batch)
 
-    def _completed(self, batch: Batch) -> None:
-        if not self.scheduler.hands_over:
-            self.log.iteration(batch)
-        finished = self.scheduler.complete(batch)
-        for request in finished.first_token:
-            request.first_token_s = self.env.now
-        for request in finished.done:
-            request.finished_s = self.env.now
-            self.log.finish(request)
-        if self.handover is not None and self.scheduler.hands_over:
-            for chunk in batch.chunks:
-                self.handover.chunk_done(chunk)
-            for request in finished.prefilled:
-                self.handover.staged(request)
-                self.decode_replica(request).submit(request)
+    def _hand_over(self, batch: Batch) -> None:
+        if self.handover is None:
+            return
+        for request in batch.pulls:
+            self.handover.pull(request)
+        for request in batch.returned:
+            self.handover.prefill_again(request)
 
-    def _pull(self, request: RequestState) -> Events:
-        assert self.handover is not None, "a prefilled request without a way to get its KV"
-        yield from self.handover.pull(request)
-        self.scheduler.pulled(request)
-        self._wake()
+    def _completed(self, batch: Batch) -> None:
+        scheduler, now_s = self.scheduler, self.env.now
+        if scheduler.role != "prefill":
+            self.log.iteration(batch)
+        finished = scheduler.complete(batch)
+        for request in finished.first_token:
+            # One that ends with it is not handed over.
+            if scheduler.role != "prefill" or scheduler.serving.first_token == "prefill" or request in finished.done:
+                request.first_token_s = now_s
+        for request in finished.second_token:
+            request.second_token_s = request.second_token_s or now_s
+        for request in finished.done:
+            request.finished_s = now_s
+            self.log.finish(request)
+        if self.handover is not None:
+            for request in finished.prefilled:
+                self.handover.prefilled(request)
 
 
 def arrive(
@@ -112,18 +123,15 @@ def arrive(
         arrival_s = min(request.arrival_s, env.now)
         state = RequestState(index, arrival_s, request.prompt_tokens, request.output_tokens, request.hash_ids or ())
         log.arrive(state)
-        state.replica = choose(router, index, replicas)
-        if all(replica.scheduler.can_ever_fit(state) for replica in (replicas[state.replica], *other_replicas)):
-            replicas[state.replica].submit(state)
+        number = choose(router, index, replicas)
+        if other_replicas:
+            state.prefill_replica = number
+        else:
+            state.replica = number
+        if all(replica.scheduler.can_ever_fit(state) for replica in (replicas[number], *other_replicas)):
+            replicas[number].submit(state)
         else:
             log.refuse(state)
-
-
-def choose(router: Router, index: int, replicas: Sequence[Replica]) -> int:
-    """Number of the replica that the request of this index goes to."""
-    if router == "round-robin":
-        return index % len(replicas)
-    return min(range(len(replicas)), key=lambda r: replicas[r].scheduler.num_unfinished)
 
 
 def serve_all(
@@ -138,7 +146,8 @@ def serve_all(
     log.clock = lambda: env.now
     replicas = make_replicas(env)
     prefill = [] if make_prefill is None else make_prefill(env, replicas)
-    env.process(arrive(env, requests, prefill or replicas, router, log, replicas[:1]))
+    others = replicas[:1] if prefill else ()
+    env.process(arrive(env, requests, prefill or replicas, router, log, others))
     for replica in (*prefill, *replicas):
         env.process(replica.serve())
     env.run()

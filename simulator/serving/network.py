@@ -1,59 +1,174 @@
-"""The network between prefill and decode hosts: one link, two queues, bytes and bursts counted."""
+"""The network between prefill and decode hosts: one link, the urgent first, bytes and bursts counted."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import heapq
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import simpy
 
+from simulator.remote import nic_message_s
 from simulator.specs.hardware import HardwareSpec
 
 PIECE_BYTES = 64_000_000
 """Background transfers make way between pieces of this size: 0.7 ms of eight 100 Gb/s adapters."""
 ADMISSION, BACKGROUND = 0, 1
-PEAK_WINDOW_S = 1.0
+WINDOW_S = 0.1
+"""Over which a burst is measured."""
+_SAME_S = 1e-12
+"""Times nearer than this are one: sums of floats."""
 
 
-def network_bytes_per_s(hardware: HardwareSpec, num_gpus: int) -> float:
-    """What the adapters of the decode host bring in for `num_gpus` of its GPUs: their share of them, at least one."""
-    host, nic = hardware.host, hardware.nic
-    gpus = host.num_sockets.value * host.gpus_per_socket.value
-    adapters = host.num_sockets.value * nic.per_socket.value
-    return max(1.0, adapters * min(1.0, num_gpus / gpus)) * nic.bytes_per_s.value
+class Part(NamedTuple):
+    """Bytes of a transfer that go in messages of one size."""
+
+    num_bytes: int
+    message_bytes: float
+
+
+class Wire:
+    """What the adapters of the decode host bring in for `num_gpus` of its GPUs: their share of them, at least one.
+
+    Messages of a size take what one adapter was measured to take for many in a row (`nic.messages`); adapters work on
+    different messages at a time. Prefill hosts are assumed to send as fast as the decode host receives.
+    """
+
+    def __init__(self, hardware: HardwareSpec, num_gpus: int) -> None:
+        host, nic = hardware.host, hardware.nic
+        gpus = host.num_sockets.value * host.gpus_per_socket.value
+        adapters = host.num_sockets.value * nic.per_socket.value
+        self.nic, self.num_adapters = nic, max(1.0, adapters * min(1.0, num_gpus / gpus))
+        self.bytes_per_s = self.num_adapters * nic.bytes_per_s.value
+        """Large messages."""
+
+    def seconds(self, parts: Sequence[Part]) -> float:
+        """Of the link, without the time to the first byte."""
+        return sum(
+            part.num_bytes / part.message_bytes * nic_message_s(self.nic, part.message_bytes) / self.num_adapters
+            for part in parts
+            if part.num_bytes
+        )
+
+
+class Bursts:
+    """Bytes by windows of WINDOW_S; those of a transfer are spread evenly over its time. Added in order of time."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0.0
+        self.num_windows = 0
+        """With any bytes."""
+        self._window, self._bytes = -1, 0.0
+
+    def add(self, start_s: float, seconds: float, num_bytes: int) -> None:
+        at_s, end_s = start_s, start_s + seconds
+        while at_s < end_s:
+            window = int(at_s / WINDOW_S)
+            if (window + 1) * WINDOW_S <= at_s:  # rounded down
+                window += 1
+            until_s = min(end_s, (window + 1) * WINDOW_S)
+            if window != self._window:
+                self._window, self._bytes = window, 0.0
+                self.num_windows += 1
+            self._bytes += num_bytes * (until_s - at_s) / seconds
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
+            at_s = until_s
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Equal pieces that become ready one after another, sent in order."""
+
+    priority: int
+    num_bytes: int
+    num_pieces: int
+    piece_s: float
+    first_s: float
+    """When the first piece is ready."""
+    gap_s: float
+    done: simpy.Event
+    num_sent: int = 0
+
+    @property
+    def ready_s(self) -> float:
+        """When the next piece is."""
+        return self.first_s + self.num_sent * self.gap_s
+
+    def take(self, now_s: float) -> tuple[int, int]:
+        """(pieces, bytes) that go now: those ready, of background transfers one."""
+        before, left = self.num_sent, self.num_pieces - self.num_sent
+        pieces = left if self.gap_s == 0 else min(left, int((now_s - self.first_s + _SAME_S) / self.gap_s) + 1 - before)
+        pieces = 1 if self.priority == BACKGROUND else max(1, pieces)
+        self.num_sent += pieces
+        return pieces, self.num_bytes * self.num_sent // self.num_pieces - self.num_bytes * before // self.num_pieces
 
 
 class Network:
-    """Transfers in order of asking, those that a request waits for first. Prefill hosts are assumed to send as fast
-    as the decode host receives."""
+    """Pieces in order of readiness, those that a request waits for before the background; each has the whole link.
 
-    def __init__(self, env: simpy.Environment, bytes_per_s: float, t0_s: float) -> None:
-        self.env, self.bytes_per_s, self.t0_s = env, bytes_per_s, t0_s
-        self._link = simpy.PriorityResource(env)
+    The time to the first byte of a message shows once, behind a transfer's last piece.
+    """
+
+    def __init__(self, env: simpy.Environment, wire: Wire, t0_s: float) -> None:
+        self.env, self.wire, self.t0_s = env, wire, t0_s
         self.total_bytes = self.backlog_bytes = self.backlog_peak_bytes = 0
-        self.busy_s = self.peak_window_bytes = 0.0
-        self._window, self._window_bytes = 0, 0.0
+        self.busy_s = 0.0
+        self.bursts = Bursts()
+        self._num_sends = 0
+        self._coming: list[tuple[float, int, Transfer]] = []
+        """Heap: next piece not ready yet."""
+        self._ready: list[tuple[int, float, int, Transfer]] = []
+        """Heap: by priority, then readiness."""
+        self._submitted = env.event()
+        env.process(self._serve())
 
-    def send(self, num_bytes: int, priority: int) -> Generator[simpy.Event, None, None]:
-        """Done when the last byte has arrived."""
+    def send(
+        self, parts: Sequence[Part], priority: int, num_pieces: int = 1, first_s: float | None = None,
+        gap_s: float = 0.0,
+    ) -> simpy.Event:  # fmt: skip
+        """Event of the last byte's arrival. `num_pieces`: equal, ready from `first_s` (null: now) on, every `gap_s`."""
+        num_bytes, done = sum(part.num_bytes for part in parts), self.env.event()
+        if not num_bytes:
+            return done.succeed()
+        if priority == BACKGROUND:
+            num_pieces = -(-num_bytes // PIECE_BYTES)
+        seconds = self.wire.seconds(parts) / num_pieces
+        ready_s = self.env.now if first_s is None else first_s
         self.backlog_bytes += num_bytes
         self.backlog_peak_bytes = max(self.backlog_peak_bytes, self.backlog_bytes)
-        left = num_bytes
-        while left > 0:
-            piece = left if priority == ADMISSION else min(left, PIECE_BYTES)
-            with self._link.request(priority=priority) as turn:
-                yield turn
-                seconds = self.t0_s + piece / self.bytes_per_s
-                yield self.env.timeout(seconds)
-            self._count(piece, seconds)
-            left -= piece
+        self._queue(Transfer(priority, num_bytes, num_pieces, seconds, ready_s, gap_s, done))
+        if not self._submitted.triggered:
+            self._submitted.succeed()
+        return done
 
-    def _count(self, num_bytes: int, seconds: float) -> None:
-        self.busy_s += seconds
-        self.total_bytes += num_bytes
-        self.backlog_bytes -= num_bytes
-        # Bytes count in the window in which their transfer ends, at the link's rate for as long as it took.
-        window = int(self.env.now / PEAK_WINDOW_S)
-        if window != self._window:
-            self._window, self._window_bytes = window, 0.0
-        self._window_bytes += num_bytes
-        self.peak_window_bytes = max(self.peak_window_bytes, min(self._window_bytes, self.bytes_per_s * PEAK_WINDOW_S))
+    def _queue(self, transfer: Transfer) -> None:
+        self._num_sends += 1
+        heapq.heappush(self._coming, (transfer.ready_s, self._num_sends, transfer))
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        env = self.env
+        while True:
+            while self._coming and self._coming[0][0] <= env.now + _SAME_S:
+                ready_s, order, transfer = heapq.heappop(self._coming)
+                heapq.heappush(self._ready, (transfer.priority, ready_s, order, transfer))
+            if not self._ready:
+                self._submitted = env.event()
+                if self._coming:
+                    yield self._submitted | env.timeout(self._coming[0][0] - env.now)
+                else:
+                    yield self._submitted
+                continue
+            transfer = heapq.heappop(self._ready)[-1]
+            pieces, num_bytes = transfer.take(env.now)
+            is_last = transfer.num_sent == transfer.num_pieces
+            start_s, seconds = env.now, pieces * transfer.piece_s + self.t0_s * is_last
+            yield env.timeout(seconds)
+            self.busy_s += seconds
+            self.total_bytes += num_bytes
+            self.backlog_bytes -= num_bytes
+            self.bursts.add(start_s, seconds, num_bytes)
+            if is_last:
+                transfer.done.succeed()
+            else:
+                self._queue(transfer)

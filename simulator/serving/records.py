@@ -22,14 +22,20 @@ COLUMNS = {
     "output_tokens": "int64",
     "status": "string",
     "replica": "int64",
+    "prefill_replica": "int64",
     "queue_s": "double",
     "ttft_s": "double",
     "tpot_s": "double",
     "e2e_s": "double",
+    "second_token_s": "double",
+    "handover_s": "double",
+    "network_bytes": "int64",
     "reused_tokens": "int64",
     "num_preemptions": "int64",
 }
-"""Columns of `requests.parquet`; times are null for a request that was refused, `tpot_s` for one output token."""
+"""Columns of `requests.parquet`; times are null for a request that was refused, `tpot_s` and
+`second_token_s` (from arrival) for one output token; what only disaggregation has is null without it."""
+TIMES = ("queue_s", "ttft_s", "tpot_s", "e2e_s", "second_token_s", "handover_s")
 OK, NEVER_FITS = "ok", "never_fits"
 
 
@@ -86,7 +92,7 @@ class RequestLog:
         self.clock: Callable[[], float] = lambda: 0.0
         """Now, in seconds; the loop sets it."""
         self._write, self._on_finished = write, on_finished
-        self._times = {name: array("d") for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s")}
+        self._times = {name: array("d") for name in TIMES}
         self.num_arrived = self.num_finished = self.num_refused = 0
         self.num_met_slo = 0
         self.output_tokens = self.prompt_tokens = 0
@@ -100,7 +106,7 @@ class RequestLog:
         self._in_system, self._since_s = 0, 0.0
 
     def times_s(self, name: str) -> NDArray[np.float64]:
-        """`queue_s`, `ttft_s`, `tpot_s` or `e2e_s` of all finished requests that have one."""
+        """One of TIMES of all finished requests that have one."""
         return np.frombuffer(self._times[name], np.float64)
 
     def arrive(self, request: RequestState) -> None:
@@ -130,6 +136,8 @@ class RequestLog:
             "ttft_s": first - request.arrival_s,
             "tpot_s": (finished - first) / (request.output_tokens - 1) if request.output_tokens > 1 else None,
             "e2e_s": finished - request.arrival_s,
+            "second_token_s": None if request.second_token_s is None else request.second_token_s - request.arrival_s,
+            "handover_s": request.handover_s,
         }
         for name, value in times.items():
             if value is not None:
@@ -161,6 +169,8 @@ class RequestLog:
                 "output_tokens": request.output_tokens,
                 "status": status,
                 "replica": request.replica,
+                "prefill_replica": request.prefill_replica,
+                "network_bytes": None if request.prefill_replica is None else request.network_bytes,
                 "reused_tokens": request.reused_tokens,
                 "num_preemptions": request.num_preemptions,
                 **times,

@@ -15,6 +15,9 @@ class RequestState:
     prefix: tuple[int, ...] = ()
     """Ids of the prompt's blocks; equal ids under equal predecessors hold the same KV."""
     replica: int = 0
+    """That decodes it."""
+    prefill_replica: int | None = None
+    """Where prefill is elsewhere."""
     generated_tokens: int = 0
     """Output tokens that exist; while the request decodes, `DecodeBatch` counts them."""
     prefilled_tokens: int = 0
@@ -22,12 +25,21 @@ class RequestState:
     started_s: float | None = None
     """When it first left the queue."""
     first_token_s: float | None = None
+    second_token_s: float | None = None
     finished_s: float | None = None
+    prefilled_s: float | None = None
+    """When a prefill replica last had all its KV."""
+    handover_s: float | None = None
+    """From the end of its first prefill until decoding could start elsewhere."""
+    network_bytes: int = 0
+    """That crossed between prefill and decode for it, or are on their way."""
     reused_tokens: int = 0
     """Prompt tokens that a prefix cache had when it first started."""
     num_preemptions: int = 0
     is_prefilled: bool = False
     """A prefill replica has its KV."""
+    is_expected: bool = False
+    """Its KV is sent as it is computed, to memory that is taken."""
     swapped_blocks: int = 0
     """Blocks whose KV waits on the host for the request to come back; 0: none."""
 

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import simpy
 
 from simulator.engine_rates import RatesByBatch
@@ -20,18 +19,18 @@ from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
 from simulator.serving.handover import Handover
+from simulator.serving.handover_bytes import HandoverBytes, staging_tables
 from simulator.serving.iteration import Iteration
 from simulator.serving.kernel_times import Setting
 from simulator.serving.link_demand import LinkDemand
-from simulator.serving.loop import Replica, choose, serve_all
-from simulator.serving.network import Network, network_bytes_per_s
+from simulator.serving.loop import Replica, serve_all
+from simulator.serving.network import Network, Wire
 from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
-from simulator.serving.scheduler import Scheduler
+from simulator.serving.scheduler import Role, Scheduler
 from simulator.serving.summary import Run, summarise
-from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Share
@@ -100,26 +99,21 @@ class ReplicaBuilder:
     def build_prefill(self, env: simpy.Environment, decoding: Sequence[Replica]) -> list[Replica]:
         """Replicas on other hosts, and the network between them and the `decoding` ones."""
         point, serving = self.point, self.serving
-        rate = network_bytes_per_s(point.hardware, point.num_gpus)
-        network = Network(env, rate, point.hardware.nic.t0_s.value)
-        size, element = self.tables.block_size_tokens, KV_BYTES_PER_ELEMENT[point.policy.kv_dtype]
-        full_kv = np.array([point.shard.kv_bytes(n * size, element) for n in range(len(self.tables.decode))])
-        tensor_parallel = point.spec.placement.tensor_parallel
-        handover = Handover(env, serving.disaggregation, network, self.tables, full_kv, tensor_parallel)
-        for replica in decoding:
-            replica.handover = handover
+        network = Network(env, Wire(point.hardware, point.num_gpus), point.hardware.nic.t0_s.value)
+        sizes = HandoverBytes(point.shard, point.policy, self.tables, point.spec.placement.tensor_parallel)
+        tables = staging_tables(point.shard, point.policy, self.tables)
         count = serving.prefill_replicas or len(decoding)
         nobody = [False] * count
         links = SharedLinks(self.topology, self.path.solo, nobody, nobody)
         replicas = []
         for number in range(count):
-            decode = DecodeBatch(serving.max_num_seqs, size, self.demand)
+            decode = DecodeBatch(serving.max_num_seqs, tables.block_size_tokens, self.demand)
             iteration = Iteration(self.setting, decode, self.rates)
-            scheduler = Scheduler(serving, self.tables, self._new_pools(), decode, hands_over=True)
-            replica = Replica(env, number, scheduler, iteration, links, self.log)
+            scheduler = Scheduler(serving, tables, self._new_pools(), decode, role="prefill")
+            replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
+        handover = Handover(env, serving, network, sizes, replicas, decoding, point.shard.num_layers)
+        for replica in (*replicas, *decoding):
             replica.handover = handover
-            replica.decode_replica = lambda request: decoding[choose(serving.router, request.index, decoding)]
-            replicas.append(replica)
         return replicas
 
     def _prefix(self, pools: Pools) -> PrefixReuse | None:
@@ -145,7 +139,8 @@ class ReplicaBuilder:
             iteration = Iteration(self.setting, decode, self.rates)
             pools = self._new_pools()
             prefix = self._prefix(pools)
-            scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, False, *self._admission(iteration))
+            role: Role = "both" if self.serving.disaggregation == "none" else "decode"
+            scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, role, *self._admission(iteration))
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)
         return replicas

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.request_state import RequestState
 from simulator.serving.work import Batch, Chunk
 from simulator.specs.serving import ServingSpec
+
+Role = Literal["both", "prefill", "decode"]
 
 
 @dataclass(slots=True)
@@ -33,13 +36,16 @@ class Tally:
     swapped_bytes: int = 0
     """Both ways."""
     prefilled_tokens: int = 0
+    host_request_peak_bytes: int = 0
+    """Most that one request held in host memory when it finished."""
 
 
 @dataclass(slots=True)
 class Finished:
-    """Requests whose first or last token came with an iteration."""
+    """Requests whose first, second or last token came with an iteration."""
 
     first_token: list[RequestState] = field(default_factory=list)
+    second_token: list[RequestState] = field(default_factory=list)
     done: list[RequestState] = field(default_factory=list)
     prefilled: list[RequestState] = field(default_factory=list)
     """To decode elsewhere."""
@@ -53,12 +59,15 @@ class Scheduler:
         pools: Pools,
         decode: DecodeBatch,
         prefix: PrefixReuse | None = None,
-        hands_over: bool = False,
+        role: Role = "both",
         link_has_room: Callable[[int], bool] = lambda num_decoding: True,
     ) -> None:
-        """`hands_over`: prefilled requests decode on another replica. `link_has_room(n)`: whether n requests may decode
-        together, by what they are expected to fetch."""
-        self.prefix, self.hands_over = prefix, hands_over
+        """`role`: what of a request's life happens here. `link_has_room(n)`: whether n requests may decode together, by
+        what they are expected to fetch."""
+        self.prefix, self.role = prefix, role
+        self._joined: list[RequestState] = []
+        """Since the last iteration."""
+        self._returned: list[RequestState] = []
         self._pulled: list[RequestState] = []
         self.pulling: set[RequestState] = set()
         """Their memory is taken, their KV is on its way."""
@@ -95,8 +104,8 @@ class Scheduler:
         """The next iteration, its memory taken. Empty when there is nothing to do."""
         for request in self._pulled:
             self.pulling.remove(request)
-            request.is_prefilled = False
-            self.decode.join(request, self.tables.num_blocks(request.kv_len))
+            request.is_prefilled = request.is_expected = False
+            self._join(request, self.tables.num_blocks(request.kv_len))
         self._pulled.clear()
         out_bytes = self._make_room()
         preempted = out_bytes is not None
@@ -109,7 +118,8 @@ class Scheduler:
         while not preempted and self.waiting and left > 0 and self.num_running < self.serving.max_num_seqs:
             request = self.waiting[0][-1]
             while not self.num_running and not self.pools.fits(self._held_at_start(request)):
-                self._drop_swapped()
+                if not self._drop_swapped():
+                    break  # its host memory holds KV that waits to be sent
             held = self._held_at_start(request)
             if not self.pools.fits(held) or (self.num_running and not self._link_has_room(self.num_running + 1)):
                 break
@@ -123,7 +133,7 @@ class Scheduler:
                 self.tally.swapped_bytes += swapped_bytes
                 in_bytes += swapped_bytes
                 remote_bytes += int(self.tables.remote_swap_in[request.swapped_blocks])
-                self.decode.join(request, self.tables.num_blocks(request.kv_len))
+                self._join(request, self.tables.num_blocks(request.kv_len))
                 request.swapped_blocks = 0
                 left -= 1
             else:
@@ -132,8 +142,27 @@ class Scheduler:
                 self.prefilling.append(request)
                 left -= self._add_chunk(request, left, chunks)
         stored_bytes, self._stored_bytes = self._stored_bytes, 0
+        returned, self._returned = tuple(self._returned), []
         out_bytes = (out_bytes or 0) + stored_bytes
-        return Batch(len(self.decode), tuple(chunks), out_bytes, tuple(pulls), in_bytes, remote_bytes)
+        return Batch(len(self.decode), tuple(chunks), out_bytes, tuple(pulls), returned, in_bytes, remote_bytes)
+
+    def expect(self, request: RequestState) -> bool:
+        """Takes the memory of a request that is prefilled elsewhere; False where others wait or it does not fit."""
+        held = self.tables.decode[self.tables.num_blocks(request.prefill_target + 1)]
+        running = self.num_running
+        if self.waiting or running >= self.serving.max_num_seqs or not self.pools.fits(held):
+            return False
+        if running and not self._link_has_room(running + 1):
+            return False
+        self.pools.take(held)
+        self.pulling.add(request)
+        return True
+
+    def sent(self, tokens: int) -> None:
+        """Nothing of a request of `tokens` tokens, prefilled here, is needed here any more."""
+        staged = np.zeros(len(Pool), np.int64)
+        staged[Pool.HOST_KV] = self.tables.prefill[self.tables.num_blocks(tokens), Pool.HOST_KV]
+        self.pools.take(-staged)
 
     def pulled(self, request: RequestState) -> None:
         """The KV that its first decode step needs has arrived; it joins the next iteration."""
@@ -142,8 +171,11 @@ class Scheduler:
     def complete(self, batch: Batch) -> Finished:
         """The iteration has run: tokens come out, prompts move on, finished requests give their memory back."""
         finished = Finished()
+        finished.second_token, self._joined = self._joined, []
         for request, blocks in self.decode.advance():
-            self.pools.take(-self.tables.decode[blocks])
+            held = self.tables.decode[blocks]
+            self.pools.take(-held)
+            self.tally.host_request_peak_bytes = max(self.tally.host_request_peak_bytes, int(held[Pool.HOST_KV]))
             finished.done.append(request)
         for chunk in batch.chunks:
             request = chunk.request
@@ -156,21 +188,28 @@ class Scheduler:
     def _end_prefill(self, request: RequestState, finished: Finished) -> None:
         self.prefilling.remove(request)
         blocks = self.tables.num_blocks(request.prefill_target)
-        self.pools.take(-self.tables.prefill[blocks])
+        held = self.tables.prefill[blocks]
         if self.prefix is not None:
             self._stored_bytes += self.prefix.keep(request)
-        if request.generated_tokens == 0:
-            finished.first_token.append(request)
+        if request.generated_tokens < 2:
+            (finished.second_token if request.generated_tokens else finished.first_token).append(request)
         request.generated_tokens += 1
         if request.generated_tokens == request.output_tokens:
+            self.pools.take(-held)
             finished.done.append(request)
-            return
-        if self.hands_over:
+        elif self.role == "prefill":
+            in_hbm = held.copy()
+            in_hbm[Pool.HOST_KV] = 0
+            self.pools.take(-in_hbm)
             request.is_prefilled = True
             finished.prefilled.append(request)
-            return
-        self.pools.take(self.tables.decode[blocks])
+        else:
+            self.pools.take(self.tables.decode[blocks] - held)
+            self._join(request, blocks)
+
+    def _join(self, request: RequestState, blocks: int) -> None:
         self.decode.join(request, blocks)
+        self._joined.append(request)
 
     def _reuse(self, request: RequestState) -> int:
         assert self.prefix is not None
@@ -222,6 +261,8 @@ class Scheduler:
             self.pools.take(-self.tables.prefill[self.tables.num_blocks(request.prefill_target)])
             self._requeue_without_kv(request)
             return 0
+        if request in self._joined:
+            self._joined.remove(request)
         blocks = self.decode.leave(request)
         request.prefilled_tokens = request.kv_len - 1
         self.pools.take(-self.tables.decode[blocks])
@@ -239,7 +280,10 @@ class Scheduler:
     def _requeue_without_kv(self, request: RequestState) -> None:
         self.tally.recomputed_tokens += request.prefilled_tokens
         request.prefilled_tokens = 0
-        self.submit(request)
+        if self.role == "decode":
+            self._returned.append(request)
+        else:
+            self.submit(request)
 
     def _drop_swapped(self) -> bool:
         """Frees what the last swapped request in the queue holds outside HBM, which then must prefill again; False

@@ -14,7 +14,7 @@ from simulator.remote import on_drives, over_network
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration
 from simulator.serving.loop import Replica
-from simulator.serving.network import PEAK_WINDOW_S
+from simulator.serving.network import WINDOW_S
 from simulator.serving.pools import Pool
 from simulator.serving.records import RequestLog
 from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, R_BUSY, STEP, T_EXPOSED, T_SOFTWARE
@@ -92,7 +92,7 @@ def summarise(run: Run) -> Row:
         "trace_groups": ", ".join(group.name for group in run.demand.groups) or None,
     }
     row |= handover_metrics(run, duration_s)
-    row |= tallies(run, per_second) | prefix_metrics(run) | pool_peaks(run)
+    row |= tallies(run, per_second) | prefix_metrics(run) | pool_peaks(run) | host_per_request(run)
     row["bound"], row["bound_detail"] = bound(run, row, done_s)
     return row
 
@@ -100,7 +100,7 @@ def summarise(run: Run) -> Row:
 def times(log: RequestLog) -> Row:
     """Mean and quantiles over finished requests, under the names of the result columns."""
     row: Row = {}
-    for name in ("ttft", "tpot", "e2e", "queue"):
+    for name in ("ttft", "tpot", "e2e", "queue", "second_token", "handover"):
         seconds = log.times_s(f"{name}_s")
         row[f"{name}_mean_s"] = float(seconds.mean()) if len(seconds) else None
         for label, share in QUANTILES.items():
@@ -122,24 +122,39 @@ def tallies(run: Run, per_second: float) -> Row:
 def handover_metrics(run: Run, duration_s: float) -> Row:
     """What crossed the network between prefill and decode replicas; null where they are one."""
     names = (
-        "prefill_gpu_utilization", "admission_network_bytes", "network_bytes_per_request", "network_utilization",
-        "network_peak_bytes_per_s", "network_backlog_peak_bytes", "prefill_staging_bytes_peak", "handover_mean_s",
+        "prefill_gpu_utilization", "prefill_blocked_s", "prefill_staging_bytes_peak", "admission_network_bytes",
+        "network_bytes_per_request", "network_utilization", "network_peak_bytes_per_s", "network_burst_factor",
+        "network_backlog_peak_bytes", "layer_push_share",
     )  # fmt: skip
     handover = run.replicas[0].handover
     if handover is None or not handover.tally.num_requests:
         return dict.fromkeys(names)
-    tally, network, count = handover.tally, handover.network, handover.tally.num_requests
+    tally, network = handover.tally, handover.network
+    bursts, num_prefill = network.bursts, len(run.prefill)
     values = (
-        sum(replica.busy_s for replica in run.prefill) / (duration_s * len(run.prefill)),
-        tally.admission_bytes / count,
-        network.total_bytes / count,
+        sum(replica.busy_s for replica in run.prefill) / (duration_s * num_prefill),
+        sum(replica.blocked_s for replica in run.prefill) / num_prefill,
+        run.tensor_parallel * sum(replica.scheduler.pools.host_peak_bytes for replica in run.prefill),
+        tally.admission_bytes / tally.num_handovers,
+        network.total_bytes / tally.num_requests,
         network.busy_s / duration_s,
-        network.peak_window_bytes / PEAK_WINDOW_S,
+        bursts.peak_bytes / WINDOW_S,
+        bursts.peak_bytes * bursts.num_windows / network.total_bytes,
         network.backlog_peak_bytes,
-        tally.staged_peak_bytes,
-        tally.wait_s / count,
+        tally.num_expected / tally.num_handovers,
     )
     return dict(zip(names, values, strict=True))
+
+
+def host_per_request(run: Run) -> Row:
+    """Host memory of a request on the replicas that decode, all GPUs: over time, and the most that one came to hold."""
+    request_s = sum(replica.request_s for replica in run.replicas)
+    byte_s = sum(replica.host_byte_s for replica in run.replicas)
+    peak = max(replica.scheduler.tally.host_request_peak_bytes for replica in run.replicas)
+    return {
+        "host_bytes_per_request_mean": run.tensor_parallel * byte_s / request_s if request_s > 0 else None,
+        "host_bytes_per_request_peak": run.tensor_parallel * peak,
+    }
 
 
 def prefix_metrics(run: Run) -> Row:

@@ -32,6 +32,8 @@ class Batch:
     """KV that moves to the host before the iteration starts, per GPU: swapped, or kept for later prompts."""
     pulls: tuple[RequestState, ...] = ()
     """Requests whose memory is taken and whose KV comes from a prefill replica."""
+    returned: tuple[RequestState, ...] = ()
+    """Requests that made room, to be prefilled again by a prefill replica."""
     bytes_in: int = 0
     """KV that comes back: swapped, or reused."""
     remote_bytes_in: int = 0

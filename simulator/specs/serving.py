@@ -18,12 +18,15 @@ MAX_NUM_REQUESTS = 10_000_000
 MAX_DURATION_S = 1e9
 """Three decades until the last arrival: beyond, a clock of 64-bit floats cannot tell microseconds."""
 MIN_RATE_PER_S = 1.0 / MAX_DURATION_S
+MAX_PREFILL_REPLICAS = 1_024
+"""Far beyond what one decode host's adapters can take in."""
 Arrivals = Literal["file", "closed", "poisson", "gamma"]
 SchedulerPolicy = Literal["fcfs", "shortest-remaining-first"]
 Preemption = Literal["recompute", "swap"]
 Router = Literal["round-robin", "least-loaded"]
 PrefixCacheTiers = Literal["none", "gpu", "host", "gpu+host"]
 Disaggregation = Literal["none", "full-push", "layer-push", "first-set"]
+FirstToken = Literal["prefill", "decode"]
 StampedBatches = Literal["refuse", "spread", "keep"]
 
 NUM_DRAWN_REQUESTS = 256
@@ -81,8 +84,12 @@ class ServingSpec(Spec):
     """Prompts are prefilled on other hosts, and KV crosses the network to this one. full-push: all of it before
     decoding; layer-push: the same, sent as it is computed; first-set: working set, compressed keys and draft KV, the
     rest behind them."""
-    prefill_replicas: PositiveInt | None = None
-    """Replicas that prefill, with as many GPUs each as one that decodes. Null: as many as decode."""
+    prefill_replicas: Annotated[int, Field(gt=0, le=MAX_PREFILL_REPLICAS, strict=True)] | None = None
+    """Replicas that prefill, with as many GPUs and as much host memory each as one that decodes. Null: as many as
+    decode."""
+    first_token: FirstToken = "prefill"
+    """Who answers with the first token. prefill: the side that computed it, at once (DistServe, Splitwise, Mooncake);
+    decode: the other, once it has the KV (vLLM's disaggregated prefill, whose proxy drops the prefill side's token)."""
     router: Router = "round-robin"
     """Which replica a request goes to; least-loaded: the one with the fewest unfinished requests."""
     slo_ttft_s: PositiveFloat = 2.0
@@ -111,6 +118,11 @@ class ServingSpec(Spec):
             )
         if self.disaggregation != "none" and self.prefix_cache != "none":
             raise ValueError(f"disaggregation {self.disaggregation} goes with prefix_cache none")
+        if self.disaggregation != "none" and self.preemption == "swap":
+            raise ValueError(
+                f"disaggregation {self.disaggregation} goes with preemption recompute: what makes room is prefilled "
+                "again by a prefill replica"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
@@ -130,7 +142,7 @@ def ignored_serving_parameters(serving: ServingSpec) -> frozenset[str]:
     if process != "file":
         ignored.add("serving.stamped_batches")
     if serving.disaggregation == "none":
-        ignored.add("serving.prefill_replicas")
+        ignored.update(("serving.prefill_replicas", "serving.first_token"))
     ignored.update(f"serving.prefix_{tier}_tokens" for tier in ("gpu", "host") if tier not in serving.prefix_cache)
     if serving.requests is not None:
         ignored.update(("serving.lengths", "serving.prompt_tokens", "serving.output_tokens"))

@@ -18,7 +18,7 @@ from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
 from simulator.specs.experiment import ExperimentSpec
-from simulator.specs.hardware import HardwareSpec
+from tests.simulator.serving.profiles import changed
 
 BASE: dict[str, Any] = {
     "trace": "synthetic",
@@ -49,17 +49,6 @@ def serve(settings: dict[str, Any]) -> tuple[RequestLog, Replica]:
     build = ReplicaBuilder(point, point.spec.serving, log).build
     (replica,), _ = serve_all(make_workload(point.spec.serving, 0).requests(), build, "round-robin", log)
     return log, replica
-
-
-def changed(hardware: HardwareSpec, **factors: float) -> HardwareSpec:
-    """A profile with figures multiplied: `link__h2d_bytes_per_s=0.5`."""
-    for key, factor in factors.items():
-        section, name = key.split("__")
-        part = getattr(hardware, section)
-        figure = getattr(part, name)
-        figure = figure.model_copy(update={"value": figure.value * factor})
-        hardware = hardware.model_copy(update={section: part.model_copy(update={name: figure})})
-    return hardware
 
 
 @pytest.fixture

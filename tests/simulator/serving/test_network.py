@@ -1,0 +1,81 @@
+"""The network between prefill and decode hosts: order, message sizes, layers as they come, bursts."""
+
+from __future__ import annotations
+
+import pytest
+import simpy
+
+from simulator import catalog
+from simulator.serving.network import ADMISSION, BACKGROUND, PIECE_BYTES, WINDOW_S, Bursts, Network, Part, Wire
+
+H100 = catalog.load_hardware("h100-sxm")
+LARGE = 1e9
+"""A message that runs at the adapter's full rate."""
+
+
+def play(*transfers, t0_s=0.0, num_gpus=1):
+    """When each transfer (at_s, bytes, priority, pieces, gap_s) arrives."""
+    env = simpy.Environment()
+    network = Network(env, Wire(H100, num_gpus), t0_s)
+    arrived = {}
+
+    def send(number, at_s, num_bytes, priority, pieces=1, gap_s=0.0):
+        yield env.timeout(at_s)
+        parts = [Part(num_bytes, LARGE)]
+        yield network.send(parts, priority, pieces, at_s + gap_s if gap_s else None, gap_s)
+        arrived[number] = env.now
+
+    for number, transfer in enumerate(transfers):
+        env.process(send(number, *transfer))
+    env.run()
+    return network, arrived
+
+
+def test_admissions_overtake_the_background():
+    network, arrived = play((0.0, 10 * PIECE_BYTES, BACKGROUND), (0.001, PIECE_BYTES, ADMISSION))
+    piece_s = PIECE_BYTES / network.wire.bytes_per_s
+    assert arrived[1] == pytest.approx(2 * piece_s)
+    assert arrived[0] == pytest.approx(11 * piece_s)
+    assert network.total_bytes == 11 * PIECE_BYTES
+    assert network.busy_s == pytest.approx(11 * piece_s)
+    assert network.backlog_bytes == 0
+    assert network.backlog_peak_bytes == 11 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("layer_s", [0.02, 0.005, 0.0005])
+def test_layers_that_come_one_by_one_are_sent_as_they_come(layer_s):
+    """From the first layer on, the last byte comes after the slower of computing and sending."""
+    layers, layer_bytes, t0_s = 36, 120_500_000, 5e-6
+    network, arrived = play((0.0, layers * layer_bytes, ADMISSION, layers, layer_s), t0_s=t0_s)
+    sent_s = layer_bytes / network.wire.bytes_per_s
+    assert sent_s == pytest.approx(0.01)
+    slower_s = max(layer_s, sent_s)
+    assert arrived[0] == pytest.approx(layer_s + (layers - 1) * slower_s + sent_s + t0_s)
+    assert network.total_bytes == layers * layer_bytes
+
+
+def test_pieces_of_two_streams_take_turns_and_none_is_lost():
+    network, arrived = play((0.0, 999_999_999, ADMISSION, 7, 0.01), (0.0, 333_333_333, ADMISSION, 13, 0.01))
+    assert network.total_bytes == 1_333_333_332
+    assert arrived[0] < arrived[1] + 0.1
+    assert network.busy_s == pytest.approx(network.total_bytes / network.wire.bytes_per_s)
+
+
+def test_small_messages_take_as_long_as_they_were_measured_to():
+    wire = Wire(H100, 1)
+    for message in H100.nic.messages:
+        rate = 1e9 / wire.seconds([Part(1_000_000_000, float(message.message_bytes))])
+        assert rate == pytest.approx(min(message.bytes_per_s.value, H100.nic.bytes_per_s.value))
+    assert wire.seconds([Part(0, 1.0)]) == 0.0
+    assert Wire(H100, 8).seconds([Part(10**9, 8192.0)]) == pytest.approx(wire.seconds([Part(10**9, 8192.0)]) / 8)
+
+
+def test_a_burst_is_measured_over_a_window_and_spread_over_a_transfer():
+    bursts = Bursts()
+    bursts.add(0.05, 0.1, 1_000)
+    assert (bursts.num_windows, bursts.peak_bytes) == (2, pytest.approx(500))
+    bursts.add(0.15, 0.025, 300)
+    assert (bursts.num_windows, bursts.peak_bytes) == (2, pytest.approx(800))
+    bursts.add(7.0, 1.0, 100_000)
+    assert bursts.num_windows == 12
+    assert bursts.peak_bytes == pytest.approx(100_000 * WINDOW_S)
