@@ -172,7 +172,7 @@ def test_bytes_sent_are_bytes_received_are_those_of_the_requests(mode, tmp_path)
 @pytest.mark.parametrize(
     ("system", "mode"),
     [("dense", "full-push"), ("dense", "layer-push"), ("oasiskv", "layer-push"), ("oasiskv", "first-set"),
-     ("quest", "full-push"), ("h2o", "full-push")],
+     ("quest", "full-push"), ("h2o", "full-push"), ("shadowkv", "first-set"), ("flexgen", "layer-push")],
 )  # fmt: skip
 def test_every_request_is_handed_over_once_and_nothing_stays(system, mode):
     settings = {**BUSY, "system": system, "serving.prefill_replicas": 2, "serving.router": "least-loaded"}
@@ -280,7 +280,10 @@ def test_the_same_seed_gives_the_same_bytes(mode, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"system": "dense", "serving.disaggregation": "first-set"}, "first-set: system dense attends to all of its KV"),
+        (
+            {"system": "dense", "serving.disaggregation": "first-set"},
+            "first-set: system dense attends to all of its",
+        ),
         ({"system": "h2o", "serving.disaggregation": "layer-push"}, "layer-push: what system h2o keeps is known when"),
         ({"serving.preemption": "swap"}, "disaggregation full-push goes with preemption recompute"),
         ({"serving.requests": "r.jsonl", "serving.prefix_cache": "host"}, "full-push goes with prefix_cache none"),
