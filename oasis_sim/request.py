@@ -12,6 +12,7 @@ from simulator.experiment import expand
 from simulator.objective import require_objective
 from simulator.specs.experiment import ExperimentSpec
 from simulator.specs.serving import ServingSpec
+from simulator.systems import get_system
 from simulator.yaml_io import load_yaml
 from traces.errors import InputError
 
@@ -71,7 +72,9 @@ def make_request(settings: Settings) -> Request:
         raise InputError(f"name: {points[0].name!r} names a folder in runs/ and cannot hold a path")
     config: dict[str, Any] = ExperimentSpec().model_dump(mode="json")
     if points[0].serving is not None:
-        config["serving"] = ServingSpec().model_dump(mode="json")
+        # What a system says of its own is left to it: another default here would override it.
+        own = {key for point in points for key in get_system(point.system).serving}
+        config["serving"] = ServingSpec().model_dump(mode="json", exclude=own)
     for key, values in ordered.items():
         section, _, name = key.rpartition(".")
         (config[section] if section else config)[name] = values if key in swept else values[0]

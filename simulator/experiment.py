@@ -31,7 +31,7 @@ from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
 from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
-from simulator.systems import compose_policy, ignored_parameters, resolve_policy
+from simulator.systems import compose_policy, ignored_parameters, resolve_policy, serving_of
 from simulator.topology import HostTopology
 from traces.catalog import resolve as resolve_trace
 from traces.errors import InputError
@@ -82,6 +82,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     block size or draft distance that the trace does not serve, a placement that the host does not have, and choices
     that do not go together. Raises TraceError for a trace that cannot be trusted.
     """
+    experiment = experiment.model_copy(update={"serving": serving_of(experiment.system, experiment.serving)})
     model, hardware = load_model(experiment.model), load_hardware(experiment.hardware)
     compose_policy(experiment.system, experiment.policy, experiment.placement)
     trace = _open(resolve_trace(experiment.trace))
@@ -190,10 +191,11 @@ def _build(settings: Mapping[str, Any]) -> ExperimentSpec:
 
 def _without_ignored(settings: Mapping[str, Any]) -> tuple[ExperimentSpec, PolicySpec]:
     point = _build(settings)
+    served = point.model_copy(update={"serving": serving_of(point.system, point.serving)})
     if "system" in settings:
         settings = {**settings, "system": point.system.casefold()}
     policy = compose_policy(point.system, point.policy, point.placement)
-    ignored = _ignored(point, policy)
+    ignored = _ignored(served, policy)
     return _build({key: value for key, value in settings.items() if key not in ignored}), policy
 
 

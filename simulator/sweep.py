@@ -17,6 +17,7 @@ from simulator.objective import RECALL_MARGIN
 from simulator.results import Row, RunFolder
 from simulator.specs.experiment import EngineSpec, ExperimentSpec, PlacementSpec
 from simulator.specs.serving import ServingSpec
+from simulator.systems import get_system
 from traces.errors import OasisError
 
 MAX_GROUP_POINTS = 16
@@ -151,7 +152,7 @@ def min_recall(point: ExperimentSpec) -> float:
         return point.objective.min_recall
     policy = {key: value for key, value in point.policy.items() if key not in NOT_IN_REFERENCE}
     changed: dict[str, Any] = {"policy": policy, "placement": PlacementSpec(), "engine": EngineSpec()}
-    if point.serving is not None:
+    if point.serving is not None and not get_system(point.system).serving:
         changed["serving"] = ServingSpec()
     reference = point.model_copy(update=changed)
     return max(0.0, _reference_recall(reference.model_dump_json(exclude={"name", "objective"})) - RECALL_MARGIN)

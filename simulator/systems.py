@@ -15,6 +15,7 @@ from simulator.fetch_cap import default_slack_blocks
 from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import IN_HOST_MEMORY, PlacementSpec
 from simulator.specs.policy import PolicySpec
+from simulator.specs.serving import ServingSpec
 from simulator.specs.validation import unknown_name, validated
 from traces.errors import InputError
 
@@ -26,19 +27,22 @@ HOST_CACHE_SHARE = 2
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Policy choices that differ from PolicySpec's defaults, and whose system they are."""
+    """Choices that differ from the defaults of PolicySpec and ServingSpec, and whose system they are."""
 
     description: str
     citation: str
     policy: Mapping[str, Any] = field(default_factory=dict)
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    """A system that has any is one of serving runs."""
 
 
+_DENSE = {"selector": "all", "predictor": "current", "residency": "everything"}
 SYSTEMS: Mapping[str, System] = MappingProxyType(
     {
         "dense": System(
             "every token attended, the whole KV in HBM",
             "vLLM PagedAttention, arXiv 2309.06180",
-            {"selector": "all", "predictor": "current", "residency": "everything"},
+            _DENSE,
         ),
         "vllm-offload": System(
             "dense with the KV in paged blocks on the host, all of it streamed in layer by layer in every step",
@@ -130,6 +134,18 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             "SpeCache, arXiv 2503.16163",
             {"predictor": "draft", "draft_head": "self", "metadata_vectors_per_block": 4},
         ),
+        "radix": System(
+            "dense; KV of prompts stays in the HBM that running requests leave free, least recently used out first",
+            "SGLang RadixAttention, arXiv 2312.07104",
+            _DENSE,
+            {"prefix_cache": "gpu"},
+        ),
+        "distserve": System(
+            "dense; prompts are prefilled on other GPUs, all of their KV crosses the network before they decode",
+            "DistServe, arXiv 2401.09670",
+            _DENSE,
+            {"disaggregation": "full-push"},
+        ),
     }
 )
 
@@ -193,6 +209,20 @@ def get_system(name: str) -> System:
     if system is None:
         raise unknown_name("system", name, SYSTEMS)
     return system
+
+
+def serving_of(system: str, serving: ServingSpec | None) -> ServingSpec | None:
+    """`serving` with the system's own keys where none is given. Raises InputError: a system of serving runs without
+    requests to serve, and keys that do not go together."""
+    own = get_system(system).serving
+    if not own:
+        return serving
+    if serving is None:
+        raise InputError(
+            f"system {system} serves requests: give it serving keys, e.g. serving.requests; what it decodes in a "
+            "closed batch is another system's row"
+        )
+    return validated(ServingSpec, {**own, **serving.model_dump(exclude_unset=True)}, f"system {system}", "serving")
 
 
 def ignored_parameters(policy: PolicySpec, placement: PlacementSpec = IN_HOST_MEMORY) -> frozenset[str]:

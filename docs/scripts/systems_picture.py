@@ -26,7 +26,11 @@ KINDS = {
 
 def main(trace: str, picture: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        grid = {"trace": trace, "system": list(SYSTEMS), "workload": {"batch_size": BATCH}}
+        grid = {
+            "trace": trace,
+            "system": [name for name, system in SYSTEMS.items() if not system.serving],
+            "workload": {"batch_size": BATCH},
+        }
         rows = oasis.sweep(grid, out=f"{folder}/systems", jobs=1).rows
     print("| system | tokens/s | recall | hit rate | MB/token in | exposed, ms | HBM, GB | binds |")
     print("|---|---|---|---|---|---|---|---|")

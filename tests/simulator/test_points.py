@@ -15,7 +15,7 @@ from simulator.points import point_key, reference_recall, run_point, timeline_re
 from tests.simulator.synthetic_trace import synthetic_trace
 from traces.errors import InputError
 
-SYSTEMS = tuple(systems.SYSTEMS)
+SYSTEMS = tuple(name for name, system in systems.SYSTEMS.items() if not system.serving)
 TRANSPORTS = ("gather", "ce-batched", "ce-per-block", "ce-contiguous")
 FRACTIONS = ("hidden_fraction", "hit_rate", "overlap", "recall", "recall_upper", "churn", "link_utilization")
 

@@ -12,6 +12,7 @@ from simulator import systems
 from simulator.experiment import experiment_keys
 from simulator.specs.experiment import PlacementSpec
 from simulator.specs.policy import MissRule, PolicySpec, Predictor, Residency, Selector
+from simulator.specs.serving import ServingSpec
 from simulator.systems import SYSTEMS, System, compose_policy, ignored_parameters, resolve_policy
 from traces.errors import InputError
 
@@ -36,6 +37,7 @@ def test_every_row_resolves(name: str) -> None:
     assert system.description
     assert system.citation
     assert set(system.policy) <= set(PolicySpec.model_fields)
+    assert set(system.serving) <= set(ServingSpec.model_fields)
     policy = resolve_policy(name, {}, CONTEXT_TOKENS)
     for key, value in system.policy.items():
         assert getattr(policy, key) == value
