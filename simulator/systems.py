@@ -146,6 +146,12 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             _DENSE,
             {"disaggregation": "full-push"},
         ),
+        "mooncake": System(
+            "dense; prompts are prefilled elsewhere with a prefix cache in host memory, their KV is pushed as computed",
+            "Mooncake, arXiv 2407.00079",
+            _DENSE,
+            {"disaggregation": "layer-push", "prefix_cache": "host"},
+        ),
     }
 )
 
@@ -219,8 +225,8 @@ def serving_of(system: str, serving: ServingSpec | None) -> ServingSpec | None:
         return serving
     if serving is None:
         raise InputError(
-            f"system {system} serves requests: give it serving keys, e.g. serving.requests; what it decodes in a "
-            "closed batch is another system's row"
+            f"serving: {system} is a system of serving runs: say what it serves, e.g. serving.requests=FILE or "
+            "serving.rate_per_s"
         )
     return validated(ServingSpec, {**own, **serving.model_dump(exclude_unset=True)}, f"system {system}", "serving")
 

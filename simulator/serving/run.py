@@ -109,7 +109,8 @@ class ReplicaBuilder:
         for number in range(count):
             decode = DecodeBatch(serving.max_num_seqs, tables.block_size_tokens, self.demand)
             iteration = Iteration(self.setting, decode, self.rates)
-            scheduler = Scheduler(serving, tables, self._new_pools(), decode, role="prefill")
+            pools = self._new_pools()
+            scheduler = Scheduler(serving, tables, pools, decode, self._prefix(pools), role="prefill")
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
         handover = Handover(env, serving, network, sizes, replicas, decoding, point.shard.num_layers)
         for replica in (*replicas, *decoding):
@@ -138,8 +139,8 @@ class ReplicaBuilder:
             decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
             iteration = Iteration(self.setting, decode, self.rates)
             pools = self._new_pools()
-            prefix = self._prefix(pools)
             role: Role = "both" if self.serving.disaggregation == "none" else "decode"
+            prefix = self._prefix(pools) if role == "both" else None
             scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, role, *self._admission(iteration))
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)

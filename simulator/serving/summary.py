@@ -159,7 +159,8 @@ def host_per_request(run: Run) -> Row:
 
 def prefix_metrics(run: Run) -> Row:
     """What a prefix cache found; null without one."""
-    found = [replica.scheduler.prefix.tally for replica in run.replicas if replica.scheduler.prefix is not None]
+    caches = [replica.scheduler.prefix for replica in (*run.replicas, *run.prefill)]
+    found = [cache.tally for cache in caches if cache is not None]
     names = ("prefix_hit_share", "prefix_host_hit_share", "prefix_reused_tokens", "prefix_loaded_bytes")
     if not found:
         return dict.fromkeys(names)

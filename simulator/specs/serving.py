@@ -75,7 +75,8 @@ class ServingSpec(Spec):
     of a decode step. Null: admission by memory alone."""
     prefix_cache: PrefixCacheTiers = "none"
     """Where KV of prompts stays for later ones that begin alike, in memory that running requests leave free; needs a
-    request file with hash ids. A hit on the host crosses the link before its request runs."""
+    request file with hash ids. A hit on the host crosses the link before its request runs. With disaggregation it is
+    the prefill replicas' memory."""
     prefix_gpu_tokens: PositiveInt | None = None
     """At most so many tokens of a replica in HBM. Null: what is free."""
     prefix_host_tokens: PositiveInt | None = None
@@ -116,8 +117,6 @@ class ServingSpec(Spec):
             raise ValueError(
                 "prefix_cache needs serving.requests, a request file with hash ids: drawn prompts share none"
             )
-        if self.disaggregation != "none" and self.prefix_cache != "none":
-            raise ValueError(f"disaggregation {self.disaggregation} goes with prefix_cache none")
         if self.disaggregation != "none" and self.preemption == "swap":
             raise ValueError(
                 f"disaggregation {self.disaggregation} goes with preemption recompute: what makes room is prefilled "

@@ -286,7 +286,6 @@ def test_the_same_seed_gives_the_same_bytes(mode, tmp_path):
         ),
         ({"system": "h2o", "serving.disaggregation": "layer-push"}, "layer-push: what system h2o keeps is known when"),
         ({"serving.preemption": "swap"}, "disaggregation full-push goes with preemption recompute"),
-        ({"serving.requests": "r.jsonl", "serving.prefix_cache": "host"}, "full-push goes with prefix_cache none"),
         ({"placement.kv_tier": "remote"}, "placement.kv_tier.* host"),
         ({"serving.prefill_replicas": 1_025}, "serving.prefill_replicas: .*less than or equal to 1024"),
     ],

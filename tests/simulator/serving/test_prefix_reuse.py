@@ -92,3 +92,17 @@ def test_a_cache_needs_hash_ids(tmp_path):
     file.write_text("arrival_s,prompt_tokens,output_tokens\n0,600,10\n")
     with pytest.raises(InputError, match=r"plain.csv has no hash ids"):
         serve(str(file), serving__prefix_cache="gpu")
+
+
+@pytest.mark.parametrize("mode", ["full-push", "layer-push"])
+def test_a_prefill_replica_reuses_and_still_hands_all_of_it_over(turns, mode):
+    together = serve(turns, serving__prefix_cache="host")
+    apart = {
+        tiers: serve(turns, serving__prefix_cache=tiers, serving__disaggregation=mode) for tiers in ("none", "host")
+    }
+    names = ("prefix_hit_share", "prefix_host_hit_share", "prefix_reused_tokens", "prefix_loaded_bytes")
+    assert [apart["host"][name] for name in names] == [together[name] for name in names]
+    assert apart["none"]["prefix_hit_share"] is None
+    prefilled = {tiers: found["prefill_tokens_per_s"] * found["duration_s"] for tiers, found in apart.items()}
+    assert prefilled["none"] - prefilled["host"] == pytest.approx(together["prefix_reused_tokens"])
+    assert apart["host"]["network_bytes_per_request"] == apart["none"]["network_bytes_per_request"]
