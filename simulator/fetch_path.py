@@ -44,6 +44,8 @@ class FetchPath:
     """Beyond the host; None: nothing comes from there."""
     remote_stream_bytes_per_s: float
     """Of a prompt's KV on its way beyond the host; 0: it stays."""
+    writes_beyond: bool
+    """Whether new KV goes beyond the host, too."""
     block_bytes: int
     """What of a block moves."""
     piece_bytes: int
@@ -84,6 +86,7 @@ def fetch_path(
         write_link=write_back_cost(hardware, policy.transport, placement.host_numa),
         remote=remote,
         remote_stream_bytes_per_s=stream_rate,
+        writes_beyond=remote is not None,
         block_bytes=block_bytes,
         piece_bytes=piece_bytes,
         ops_per_piece=ops_per_piece,

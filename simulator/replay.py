@@ -6,7 +6,7 @@ Depends only on the trace, the policy and the mapping, so that its result is cac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -66,17 +66,18 @@ def replay(
     *,
     per_head: bool = False,
     use_cache: bool = True,
+    host_keeps_new: bool = False,
 ) -> Demand:
     """Demand of `policy` on one recorded request, for the model of `mapping`.
 
-    With verified drafts its rows are iterations.
+    With verified drafts its rows are iterations. `host_keeps_new`: host residency `fetched` keeps new KV, too.
 
     `policy.kv_budget_tokens` must be an integer. `seed` matters only to the random predictor. `per_head` adds
     [S, L, H] arrays, which are not cached. Raises InputError for a policy that the trace cannot serve and TraceError
     for a ranking that lacks blocks it must have.
     """
     group, policy = steps_of(group, policy)
-    settings = resolve_settings(group, policy)
+    settings = replace(resolve_settings(group, policy), host_keeps_new=host_keeps_new)
     key = {
         "kind": "demand",
         "replay_version": REPLAY_VERSION,
@@ -101,14 +102,14 @@ def replay(
 
 
 def replay_by_gpu(
-    group: TraceGroup, policy: PolicySpec, mappings: Sequence[Mapping], seed: int = 0
+    group: TraceGroup, policy: PolicySpec, mappings: Sequence[Mapping], seed: int = 0, host_keeps_new: bool = False
 ) -> tuple[Demand, ...]:
     """Demand of each GPU of a replica, given its heads; GPUs that hold the same heads share one object."""
     demands: dict[tuple[int, ...], Demand] = {}
     for mapping in mappings:
         heads = tuple(mapping.head_of)
         if heads not in demands:
-            demands[heads] = replay(group, policy, mapping, seed)
+            demands[heads] = replay(group, policy, mapping, seed, host_keeps_new=host_keeps_new)
     return tuple(demands[tuple(mapping.head_of)] for mapping in mappings)
 
 
@@ -246,6 +247,7 @@ def run_kernel(
         out.mass,
         out.coverage,
         settings.host_blocks,
+        settings.host_keeps_new,
         *make_host_cache(per_scope, int(num_blocks.max())),
         out.remote,
     )

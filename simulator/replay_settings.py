@@ -42,6 +42,8 @@ class ReplaySettings:
     fetch_cap_scope: str = "head"
     host_blocks: int = 0
     """Blocks per KV head that host memory keeps of KV whose home is beyond it; 0: not looked at."""
+    host_keeps_new: bool = False
+    """Whether blocks that fill are kept there, too."""
     correction_cosine: float | None = None
     """Of miss rule correct."""
     dense_below_recall: float | None = None

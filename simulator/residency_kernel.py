@@ -505,6 +505,7 @@ def replay_heads(
     mass: Any,
     coverage: Any,
     host_blocks: int,
+    host_keeps_new: bool,
     host_links: Any,
     host_kept: Any,
     remote: Any,
@@ -520,8 +521,8 @@ def replay_heads(
     levels: uint8 [S, L, H, n_max]. layers, heads: int32 [G], indices of replayed heads into the trace; those from
     scope_start[i] to scope_start[i + 1] share allowed[step]. slots, blocks, lists, tally: `make_state` of the largest
     scope; keys: int64 [N].
-    host_blocks: blocks per head that host memory keeps of those fetched, 0: it is not looked at; host_links, host_kept:
-    `make_host_cache` of the largest scope.
+    host_blocks: blocks per head that host memory keeps of those fetched, 0: it is not looked at; host_keeps_new: also
+    blocks that fill; host_links, host_kept: `make_host_cache` of the largest scope.
     Out: counts int32 [len(COUNTS), G, S]; mass int64 [G, S] of attended blocks; coverage uint8 [G, S] as
     `read_attended` gives it; remote int32 [3, G, S].
     """
@@ -547,6 +548,10 @@ def replay_heads(
                 counts[EVICTED, first + i, step] = begin_head(
                     slots, blocks, lists, tally, i, step, capacity, filled_from, n - 1
                 )  # fmt: skip
+                if host_blocks > 0 and host_keeps_new:
+                    fetch_through_host(
+                        host_links, host_kept, i, np.arange(filled_from, n - 1), n - 1 - filled_from, host_blocks
+                    )  # fmt: skip
             if predicts:
                 plan_heads(
                     slots, blocks, lists, tally, keys, step, step, stamp + 1, num_kept, capacity, n - 1,

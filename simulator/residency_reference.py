@@ -49,6 +49,7 @@ class Head:
     num_slots: int
     by_score: bool = False
     host_blocks: int = 0
+    host_keeps_new: bool = False
     slots: list[Slot | None] = field(default_factory=list)
     last_selected: dict[int, int] = field(default_factory=dict)
     evicted_ids: list[int] = field(default_factory=list)
@@ -77,6 +78,8 @@ class Head:
         """Blocks that leave at `step` go; newly filled blocks enter."""
         self.evicted_ids = []
         self.slots = [None if slot is not None and slot.leaves <= step else slot for slot in self.slots]
+        if self.host_keeps_new:
+            self.not_in_host(filled)
         for block in filled:
             if len(self.future()) == self.capacity:
                 victim = min(self.future(), key=self._least_recently_selected)
@@ -170,6 +173,8 @@ class Rules:
     fetch_cap: Fraction = Fraction(1)
     host_blocks: int = 0
     """Blocks per head that host memory keeps; 0: it is not looked at."""
+    host_keeps_new: bool = False
+    """Blocks that fill, too."""
 
 
 def first(ranking: Ranking, num_kept: int, num_selectable: int) -> list[int]:
@@ -202,7 +207,10 @@ def replay_reference(
     """
     k, num_kept, num_steps = rules.lookahead_k, rules.num_kept, len(num_blocks)
     capacity = rules.num_slots if rules.caches else num_kept
-    heads = [Head(capacity, rules.num_slots, rules.by_score, rules.host_blocks) for _ in range(num_heads)]
+    heads = [
+        Head(capacity, rules.num_slots, rules.by_score, rules.host_blocks, rules.host_keeps_new)
+        for _ in range(num_heads)
+    ]
     for h, head in enumerate(heads):
         head.admit(first(true(0, h), capacity, num_blocks[0] - 1))
     rows: list[list[Count]] = []

@@ -21,8 +21,22 @@ BLOCKS, SLOTS, ATTENDED_TOKENS, WINDOW_TOKENS, FILLED_BLOCKS, NEW_TOKENS, NUM_TO
 
 
 @njit(cache=True)
-def growth(n: int, kv_len: Int64, held_blocks: Int64, block_size: int, table: Int64, out: Int64) -> bool:
-    """out [pools]: bytes that requests 0 … n − 1 need beyond what they hold, to hold `kv_len` tokens; False: none."""
+def behind(gap: Int64, brought: Int64, group: int, prompt_blocks: int, blocks: int) -> int:
+    """Bytes that host memory does not hold of a request's prompt (`left_behind.LeftBehind`)."""
+    since = min(max(0, blocks - prompt_blocks), brought.shape[1] - 1)
+    left: int = max(0, gap[prompt_blocks] - brought[group, since])
+    return left
+
+
+@njit(cache=True)
+def growth(
+    n: int, kv_len: Int64, held_blocks: Int64, prompt_blocks: Int64, group: Int64, block_size: int, table: Int64,
+    gap: Int64, brought: Int64, host: int, out: Int64,
+) -> bool:  # fmt: skip
+    """out [pools]: bytes that requests 0 … n − 1 need beyond what they hold, to hold `kv_len` tokens; False: none.
+
+    `host`: the pool of which a part was left behind.
+    """
     out[:] = 0
     grows = False
     for i in range(n):
@@ -31,6 +45,8 @@ def growth(n: int, kv_len: Int64, held_blocks: Int64, block_size: int, table: In
             grows = True
             for pool in range(out.shape[0]):
                 out[pool] += table[blocks, pool] - table[held_blocks[i], pool]
+            out[host] += behind(gap, brought, group[i], prompt_blocks[i], held_blocks[i])
+            out[host] -= behind(gap, brought, group[i], prompt_blocks[i], blocks)
     return grows
 
 
@@ -43,12 +59,14 @@ def hold(n: int, kv_len: Int64, held_blocks: Int64, block_size: int) -> None:
 @njit(cache=True)
 def measure(
     n: int, kv_len: Int64, left: Int64, row: Int64, block_size: int, num_kept: int, num_slots: int, window: int,
-    demand: Int32, gained: Int64, row_uses: Int64, totals: Int64, sums: Int64,
+    demand: Int32, gained: Int64, row_uses: Int64, gpus_alike: Int64, pulls: bool, left_blocks: Int64,
+    pulled_blocks: Int64, totals: Int64, sums: Int64,
 ) -> None:  # fmt: skip
     """totals [NUM_TOTALS] and demand sums [D, counts, L] of a step; counts the use of each demand row.
 
     `num_kept` 0: all tokens are attended. A request of at most K blocks has all of them and fetches nothing.
-    `num_slots`: K + slack per KV head. `gained` [rows]: tokens that a step adds.
+    `num_slots`: K + slack per KV head. `gained` [rows]: tokens that a step adds. `pulls`: blocks from beyond the host
+    are new ones of a prompt of which `left_blocks` are still there; they are counted in `pulled_blocks` (of all GPUs).
     """
     totals[:] = 0
     sums[:] = 0
@@ -69,10 +87,19 @@ def measure(
         if num_kept > 0 and blocks > num_kept:
             at = row[i]
             row_uses[at] += 1
+            counted = REMOTE_FETCHED if pulls and left_blocks[i] <= 0 else num_counts
             for gpu in range(num_gpus):
-                for count in range(num_counts):
+                for count in range(counted):
                     for layer in range(num_layers):
                         sums[gpu, count, layer] += demand[at, gpu, count, layer]
+            if pulls and counted > REMOTE_FETCHED:
+                new_blocks = 0
+                for gpu in range(num_gpus):
+                    for layer in range(num_layers):
+                        here = demand[at, gpu, REMOTE_FETCHED, layer] + demand[at, gpu, REMOTE_REPAIRED, layer]
+                        new_blocks += gpus_alike[gpu] * here
+                left_blocks[i] -= new_blocks
+                pulled_blocks[i] += new_blocks
 
 
 @njit(cache=True)

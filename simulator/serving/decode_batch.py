@@ -7,22 +7,26 @@ from numpy.typing import NDArray
 
 from simulator.serving import batch_kernel
 from simulator.serving.demand_table import DemandTable
+from simulator.serving.left_behind import ALL_CAME, LeftBehind
+from simulator.serving.pools import Pool
 from simulator.serving.request_state import RequestState
 
 Int64 = NDArray[np.int64]
 
-KV_LEN, LEFT, HELD_BLOCKS, ROW, ROW_START, ROW_STOP = range(6)
+KV_LEN, LEFT, HELD_BLOCKS, ROW, ROW_START, ROW_STOP, PROMPT_BLOCKS, GROUP, LEFT_BLOCKS, PULLED_BLOCKS = range(10)
+NUM_FIELDS = 10
 """KV length that the next iteration attends to, output tokens to come, blocks of memory held, next demand row and the
-range that it wraps in."""
+range that it wraps in, blocks prefilled, trace group, blocks that are still on the prefill side and that came since."""
 
 
 class DecodeBatch:
     """Requests in order of joining, which decides nothing but ties."""
 
-    def __init__(self, capacity: int, block_size_tokens: int, demand: DemandTable) -> None:
+    def __init__(self, capacity: int, block_size_tokens: int, demand: DemandTable, left: LeftBehind = ALL_CAME) -> None:
+        """`left`: what requests do not have of their prompts when they join."""
         self.requests: list[RequestState] = []
-        self.block_size_tokens, self.demand = block_size_tokens, demand
-        self._columns: Int64 = np.zeros((6, capacity), np.int64)
+        self.block_size_tokens, self.demand, self.left = block_size_tokens, demand, left
+        self._columns: Int64 = np.zeros((NUM_FIELDS, capacity), np.int64)
         self._finished: Int64 = np.zeros(capacity, np.int64)
 
     def __len__(self) -> int:
@@ -35,6 +39,11 @@ class DecodeBatch:
         columns[LEFT] = request.output_tokens - request.generated_tokens
         columns[HELD_BLOCKS] = held_blocks
         columns[ROW], columns[ROW_START], columns[ROW_STOP] = n.first_row(request)
+        columns[PROMPT_BLOCKS:] = 0
+        if self.left is not ALL_CAME:
+            columns[PROMPT_BLOCKS] = -(-request.prefilled_tokens // self.block_size_tokens)
+            columns[GROUP] = n.group_of(request)
+            columns[LEFT_BLOCKS] = self.left.gap_blocks[columns[PROMPT_BLOCKS]]
         self.requests.append(request)
 
     def leave(self, request: RequestState) -> int:
@@ -42,16 +51,26 @@ class DecodeBatch:
         at = self.requests.index(request)
         request.generated_tokens = request.output_tokens - int(self._columns[LEFT, at])
         held = int(self._columns[HELD_BLOCKS, at])
+        request.pulled_blocks = int(self._columns[PULLED_BLOCKS, at])
         batch_kernel.remove(np.array([at]), len(self.requests), self._columns)
         del self.requests[at]
         return held
 
+    def behind_bytes(self, request: RequestState, prefilled_tokens: int, blocks: int) -> int:
+        """Per GPU, what host memory does not hold of a request of `blocks` blocks that was handed over with so many
+        tokens."""
+        if self.left is ALL_CAME:
+            return 0
+        prompt_blocks = -(-prefilled_tokens // self.block_size_tokens)
+        return self.left.bytes(self.demand.group_of(request), prompt_blocks, blocks)
+
     def growth(self, table: Int64, out: Int64) -> bool:
         """out [pools]: bytes that the next iteration needs beyond what is held; False: none."""
-        columns = self._columns
+        columns, left = self._columns, self.left
         grows: bool = batch_kernel.growth(
-            len(self), columns[KV_LEN], columns[HELD_BLOCKS], self.block_size_tokens, table, out
-        )
+            len(self), columns[KV_LEN], columns[HELD_BLOCKS], columns[PROMPT_BLOCKS], columns[GROUP],
+            self.block_size_tokens, table, left.gap_bytes, left.brought_bytes, Pool.HOST_KV, out,
+        )  # fmt: skip
         return grows
 
     def hold(self) -> None:
@@ -63,7 +82,8 @@ class DecodeBatch:
         batch_kernel.measure(
             len(self), self._columns[KV_LEN], self._columns[LEFT], self._columns[ROW], self.block_size_tokens,
             self.demand.num_kept, num_slots, window_tokens, self.demand.counts, self.demand.gained_tokens,
-            self.demand.row_uses, totals, sums,
+            self.demand.row_uses, self.demand.gpus_alike, self.left is not ALL_CAME, self._columns[LEFT_BLOCKS],
+            self._columns[PULLED_BLOCKS], totals, sums,
         )  # fmt: skip
 
     def advance(self) -> list[tuple[RequestState, int]]:
@@ -83,7 +103,8 @@ class DecodeBatch:
             return []
         gone = self._finished[:num_finished]
         done = [(self.requests[at], int(columns[HELD_BLOCKS, at])) for at in gone.tolist()]
-        for request, _ in done:
+        for (request, _), at in zip(done, gone.tolist(), strict=True):
+            request.pulled_blocks = int(columns[PULLED_BLOCKS, at])
             request.generated_tokens = request.output_tokens
         batch_kernel.remove(gone, n, columns)
         left_over = set(gone.tolist())

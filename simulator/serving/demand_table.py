@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.demand import REMOTE_FIELDS, Demand
 from simulator.serving.batch_kernel import IN_SLACK, OF_ALL, OF_REMOTE, REMOTE_REPAIRED
+from simulator.serving.left_behind import with_tail
 from simulator.serving.request_state import RequestState
 
 COUNTS = ("fetched", "runs", "urgent", "urgent_runs", "repaired", "repair_runs", "in_slack")
@@ -34,8 +35,12 @@ class DemandTable:
     That blocks change at another context as they do in the trace is an assumption.
     """
 
-    def __init__(self, groups: Sequence[Group], num_layers: int, seed: int, attends_all: bool = False) -> None:
-        """`attends_all`: dense attention, which has groups only for what its verified drafts gain."""
+    def __init__(
+        self, groups: Sequence[Group], num_layers: int, seed: int, attends_all: bool = False, pulls: bool = False
+    ) -> None:
+        """`attends_all`: dense attention, which has groups only for what its verified drafts gain. `pulls`: requests
+        start where the trace does, since what is new of a fetch depends on the steps before (`left_behind`)."""
+        self.pulls = pulls
         self.groups, self.seed = tuple(groups), seed
         self.num_kept = groups[0].demands[0].num_kept if groups and not attends_all else 0
         """K, blocks per KV head that attention reads besides the open block; 0: all of them (dense attention)."""
@@ -48,10 +53,14 @@ class DemandTable:
         self.remote_counts = OF_REMOTE if has_cache else OF_ALL
         """Of `names`, blocks fetched, urgent and repaired that come from beyond the host, where the KV lives there."""
         rows = [_rows([group.demands[gpu] for gpu in gpus], self.names) for group in groups]
+        if pulls:
+            rows = [with_tail(part) for part in rows]
+        self.group_rows = rows
+        """Of each group, views of `counts`."""
         empty = np.zeros((1, len(gpus), len(self.names), num_layers), np.int32)
         self.counts: NDArray[np.int32] = np.concatenate(rows) if rows else empty
         """[rows, D, counts, full-attention layers], summed over a GPU's KV heads."""
-        gained = [_steady(group.demands[0], group.demands[0].tokens_by_row()) for group in groups]
+        gained = [np.tile(_steady(group.demands[0], group.demands[0].tokens_by_row()), 1 + pulls) for group in groups]
         self.gained_tokens: NDArray[np.int64] = np.concatenate(gained or [np.ones(1, np.int32)]).astype(np.int64)
         """[rows]: tokens that a step adds: 1, or with verified drafts 1 + accepted."""
         self.starts = np.cumsum([0, *(len(part) for part in rows)])
@@ -64,11 +73,22 @@ class DemandTable:
         """(first row, start, stop) of a request that decodes from now on: the same after a preemption."""
         if not self.groups:
             return 0, 0, 1
-        distances = [abs(group.context_tokens - request.prompt_tokens) for group in self.groups]
-        nearest = distances.index(min(distances))
+        nearest = self.group_of(request)
         start, stop = int(self.starts[nearest]), int(self.starts[nearest + 1])
+        if self.pulls:
+            return start, (start + stop) // 2, stop
         offset = int(np.random.default_rng([self.seed, 2, request.index]).integers(stop - start))
         return start + (offset + request.generated_tokens) % (stop - start), start, stop
+
+    def group_of(self, request: RequestState) -> int:
+        """Number of the group nearest in context; 0 where there is none."""
+        distances = [abs(group.context_tokens - request.prompt_tokens) for group in self.groups]
+        return distances.index(min(distances)) if distances else 0
+
+    def uses(self, group: int) -> NDArray[np.int64]:
+        """[steady rows]: steps of requests that drew each row of a group."""
+        drawn = self.row_uses[self.starts[group] : self.starts[group + 1]]
+        return np.asarray(drawn.reshape(1 + self.pulls, -1).sum(axis=0))
 
     def mean_counts(self) -> NDArray[np.float64]:
         """[counts, layers]: expected counts of a request's step, over the rows of all groups and the GPUs."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import simpy
 
 from simulator.serving.handover_bytes import HandoverBytes, Parts
-from simulator.serving.network import ADMISSION, BACKGROUND, Network
+from simulator.serving.network import ADMISSION, BACKGROUND, PULLED, Network, Part
 from simulator.serving.request_state import RequestState
 from simulator.serving.scheduler import Scheduler
 from simulator.serving.work import Chunk
@@ -58,7 +58,8 @@ class Handover:
 
     Until its last byte was sent, a request's KV is in the host memory of its prefill replica, taken when its prompt
     starts. `first-set`: blocks that attention needs before their turn in the background queue came are taken to be
-    there: optimistic while the rest is on its way, the bytes are the same.
+    there: optimistic while the rest is on its way, the bytes are the same. `pull`: the rest stays until a plan fetches
+    it (`left_behind`), and the prefill side keeps everything until the request is done.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Handover:
         self.tally = HandoverTally()
         self._layers: dict[RequestState, simpy.Event] = {}
         """Of requests that are sent as they are computed: arrival of what was computed so far."""
+        self._kept: dict[RequestState, tuple[int | None, int]] = {}
+        """Prefill replica and tokens of requests whose KV is pulled."""
 
     def computing(self, chunk: Chunk, seconds: float) -> None:
         """An iteration of this length prefills `chunk`. Layer-wise push: a layer's KV goes once it is computed, if the
@@ -108,8 +111,21 @@ class Handover:
 
     def prefill_again(self, request: RequestState) -> None:
         """A decoding request made room for others, its KV is gone."""
+        self.stopped(request)
         request.prefill_replica = choose(self.serving.router, request.index, self.prefill)
         self.prefill[request.prefill_replica].submit(request)
+
+    def stopped(self, request: RequestState) -> None:
+        """A request does not decode any more: nothing that was left behind is needed."""
+        if request in self._kept:
+            request.network_bytes += request.pulled_blocks * self.sizes.block_bytes
+            self._sent(*self._kept.pop(request))
+
+    def fetching(self, num_bytes: int) -> None:
+        """An iteration fetches so many bytes of blocks, of all GPUs, from the prefill side. What it waits for is its
+        own business; admissions wait behind it."""
+        self.tally.asked_bytes += num_bytes
+        self.network.send((Part(num_bytes, float(self.sizes.block_bytes)),), PULLED)
 
     def _await_layers(self, request: RequestState) -> Events:
         yield self._layers.pop(request)
@@ -121,9 +137,12 @@ class Handover:
     def _pull(self, request: RequestState) -> Events:
         blocks = self.sizes.tables.num_blocks(request.prefilled_tokens)
         at, tokens = request.prefill_replica, request.prefilled_tokens
-        first = self.sizes.first_set(blocks) if self.mode == "first-set" else self.sizes.whole(blocks)
+        first = self.sizes.first_set(blocks) if self.mode in ("first-set", "pull") else self.sizes.whole(blocks)
         yield self._send(request, first, ADMISSION)
         self._arrived(request, first)
+        if self.mode == "pull":
+            self._kept[request] = at, tokens
+            return
         if self.mode == "first-set":
             yield self._send(request, self.sizes.rest(blocks), BACKGROUND)
         self._sent(at, tokens)

@@ -13,7 +13,7 @@ from simulator import cost
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
 from simulator.engine_rates import RatesByBatch, gather_wait_s
-from simulator.fetch_path import fetch_path
+from simulator.fetch_path import FetchPath, fetch_path
 from simulator.links import d2h_bytes_per_s, fetch_cost
 from simulator.serving.batch_kernel import (
     ATTENDED_TOKENS,
@@ -44,10 +44,14 @@ from simulator.topology import Share
 class Iteration:
     """Plays the iterations of one replica (one of its GPUs stands for all) and adds up what they did."""
 
-    def __init__(self, setting: Setting, decode: DecodeBatch, rates: RatesByBatch) -> None:
+    def __init__(
+        self, setting: Setting, decode: DecodeBatch, rates: RatesByBatch, path: FetchPath | None = None
+    ) -> None:
+        """`path`: how blocks come, where that is not the setting's own."""
         model, policy, demand = setting.model, setting.policy, decode.demand
         self.setting, self.decode, self._rates = setting, decode, rates
-        self.path = fetch_path(model, setting.hardware, policy, setting.placement, demand.corrected_share)
+        own = fetch_path(model, setting.hardware, policy, setting.placement, demand.corrected_share)
+        self.path = own if path is None else path
         self.rules = self.path.rules
         self.kernels = KernelTimes(setting, self.rules, demand.corrected_share)
         self.element = KV_BYTES_PER_ELEMENT[policy.kv_dtype]
@@ -72,6 +76,8 @@ class Iteration:
         self.num_iterations = self.measured_decoding = 0
         self.h2d_bytes = self.d2h_bytes = self.remote_read_bytes = self.remote_write_bytes = 0.0
         """Over all GPUs of the replica."""
+        self.pulled_bytes = 0
+        """Of these reads those of the newest iteration, where they come from prefill replicas."""
 
     def resume(self) -> None:
         """The replica was idle until now."""
@@ -163,6 +169,7 @@ class Iteration:
                 w.remote_first_s, w.remote_prefetch_s,
             )  # fmt: skip
             self.remote_read_bytes += from_remote * path.block_bytes
+            self.pulled_bytes = 0 if path.writes_beyond else int(from_remote) * path.block_bytes
         if self.rules.stream_buffers:
             self._stream(batch.num_decoding)
 
@@ -189,7 +196,7 @@ class Iteration:
         written_bytes = pieces * path.piece_bytes + chunk_bytes
         total_bytes = written_bytes * len(self.full_layers) * model.tensor_parallel
         seconds: float = transfer_s(self._write_link, ops, ops, written_bytes)
-        if path.remote is not None:
+        if path.remote is not None and path.writes_beyond:
             remote_s = pieces * path.remote.write_s + chunk_bytes / path.remote_stream_bytes_per_s
             seconds = remote_s if self.rules.lands_in_slots else max(seconds, remote_s)
             self.remote_write_bytes += total_bytes

@@ -28,6 +28,11 @@ class BatchTimes(Protocol):
 
     def resume(self) -> None: ...
 
+    @property
+    def pulled_bytes(self) -> int:
+        """Of the newest iteration, from prefill replicas."""
+        ...
+
     def run(self, batch: Batch, share: Share) -> float: ...
 
 
@@ -78,6 +83,8 @@ class Replica:
             if self.handover is not None and self.scheduler.role == "prefill":
                 for chunk in batch.chunks:
                     self.handover.computing(chunk, seconds)
+            elif self.handover is not None and self.times.pulled_bytes:
+                self.handover.fetching(self.times.pulled_bytes)
             yield self.env.timeout(seconds)
             self.busy_s += seconds
             self.host_byte_s += seconds * self.scheduler.pools.host_used_bytes
@@ -105,6 +112,8 @@ class Replica:
             request.second_token_s = request.second_token_s or now_s
         for request in finished.done:
             request.finished_s = now_s
+            if self.handover is not None:
+                self.handover.stopped(request)
             self.log.finish(request)
         if self.handover is not None:
             for request in finished.prefilled:

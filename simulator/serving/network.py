@@ -14,7 +14,8 @@ from simulator.specs.hardware import HardwareSpec
 
 PIECE_BYTES = 64_000_000
 """Background transfers make way between pieces of this size: 0.7 ms of eight 100 Gb/s adapters."""
-ADMISSION, BACKGROUND = 0, 1
+PULLED, ADMISSION, BACKGROUND = 0, 1, 2
+"""Order of urgency."""
 WINDOW_S = 0.1
 """Over which a burst is measured."""
 _SAME_S = 1e-12

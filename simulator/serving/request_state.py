@@ -38,6 +38,8 @@ class RequestState:
     num_preemptions: int = 0
     is_prefilled: bool = False
     """A prefill replica has its KV."""
+    pulled_blocks: int = 0
+    """Of its prompt, that plans fetched from the prefill side: known when it stops decoding."""
     is_expected: bool = False
     """Its KV is sent as it is computed, to memory that is taken."""
     swapped_blocks: int = 0

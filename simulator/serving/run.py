@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import simpy
 
 from simulator.engine_rates import RatesByBatch
 from simulator.experiment import ResolvedExperiment, serving_groups
-from simulator.fetch_path import fetch_path
+from simulator.fetch_path import FetchPath, fetch_path
 from simulator.metrics import COLUMNS, SERVING
 from simulator.parallel import rank_mappings
-from simulator.remote import reads_beyond_host
+from simulator.remote import RemoteCost, reads_beyond_host
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
@@ -22,15 +23,17 @@ from simulator.serving.handover import Handover
 from simulator.serving.handover_bytes import HandoverBytes, staging_tables
 from simulator.serving.iteration import Iteration
 from simulator.serving.kernel_times import Setting
+from simulator.serving.left_behind import ALL_CAME, left_behind
 from simulator.serving.link_demand import LinkDemand
 from simulator.serving.loop import Replica, serve_all
-from simulator.serving.network import Network, Wire
+from simulator.serving.network import Network, Part, Wire
 from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
 from simulator.serving.scheduler import Role, Scheduler
 from simulator.serving.summary import Run, summarise
+from simulator.specs.policy import PolicySpec
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Share
@@ -92,6 +95,11 @@ class ReplicaBuilder:
         self.topology = HostTopology(hardware, point.num_gpus, spec.placement)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.path = fetch_path(model, hardware, policy, spec.placement, self.demand.corrected_share)
+        self.left = ALL_CAME
+        if serving.disaggregation == "pull":
+            self.path = pull_path(self.path, point)
+            num_gpus = spec.placement.tensor_parallel
+            self.left = left_behind(model, policy, self.tables, self.demand.group_rows, num_gpus)
         self.uses_link = policy.offloads and not self.path.rules.lands_in_slots
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
@@ -132,12 +140,13 @@ class ReplicaBuilder:
 
     def build(self, env: simpy.Environment) -> list[Replica]:
         num_replicas = self.point.num_replicas
-        uses_remote = [self.path.rules.remote] * num_replicas
+        uses_remote = [self._shares_remote] * num_replicas
         links = SharedLinks(self.topology, self.path.solo, [self.uses_link] * num_replicas, uses_remote)
         replicas = []
         for number in range(num_replicas):
-            decode = DecodeBatch(self.serving.max_num_seqs, self.tables.block_size_tokens, self.demand)
-            iteration = Iteration(self.setting, decode, self.rates)
+            size = self.tables.block_size_tokens
+            decode = DecodeBatch(self.serving.max_num_seqs, size, self.demand, self.left)
+            iteration = Iteration(self.setting, decode, self.rates, self.path)
             pools = self._new_pools()
             role: Role = "both" if self.serving.disaggregation == "none" else "decode"
             prefix = self._prefix(pools) if role == "both" else None
@@ -146,12 +155,17 @@ class ReplicaBuilder:
             self.iterations.append(iteration)
         return replicas
 
+    @property
+    def _shares_remote(self) -> bool:
+        """Whether replicas share a tier beyond the host; the network to prefill replicas has its share in its path."""
+        return self.path.rules.remote and self.serving.disaggregation == "none"
+
     def _admission(self, iteration: Iteration) -> list[Callable[[int], bool]]:
         limit = self.serving.link_limit
         if limit is None or not iteration.transfers:
             return []
         gpus: Sequence[int] = range(self.point.num_gpus)
-        on_link, on_remote = gpus if self.uses_link else (), gpus if self.path.rules.remote else ()
+        on_link, on_remote = gpus if self.uses_link else (), gpus if self._shares_remote else ()
         shares = self.topology.shares(on_link, on_remote, self.path.solo).values()
         slowest = Share(min(share.link for share in shares), min(share.remote for share in shares))
         return [LinkDemand(iteration, self.demand, limit, slowest).has_room]
@@ -163,9 +177,35 @@ def demand_table(point: ResolvedExperiment) -> DemandTable:
     dense = point.policy.selector == "all"
     if dense and not point.policy.verify_drafts:
         return DemandTable((), layers, point.spec.seed)
+    pulls = point.spec.serving is not None and point.spec.serving.disaggregation == "pull"
     groups = []
     for group, mapping in serving_groups(point):
         mappings = rank_mappings(mapping, point.spec.placement.tensor_parallel)
-        demands = replay_by_gpu(group, point.policy, mappings, point.spec.seed)
+        policy = keeps_all_fetched(point.policy, int(group.kv_len[-1])) if pulls else point.policy
+        demands = replay_by_gpu(group, policy, mappings, point.spec.seed, host_keeps_new=pulls)
         groups.append(Group(group.name, int(group.kv_len[0]), demands))
-    return DemandTable(groups, layers, point.spec.seed, attends_all=dense)
+    return DemandTable(groups, layers, point.spec.seed, attends_all=dense, pulls=pulls)
+
+
+def keeps_all_fetched(policy: PolicySpec, kv_len: int) -> PolicySpec:
+    """The policy on a host that keeps every block it ever had: replay then tells first fetches from others."""
+    size = policy.block_size_tokens
+    return policy.model_copy(update={"host_residency": "fetched", "host_cache_tokens": (-(-kv_len // size) + 1) * size})
+
+
+def pull_path(path: FetchPath, point: ResolvedExperiment) -> FetchPath:
+    """Fetches of a decode replica: blocks that its host does not have come from prefill hosts, new KV stays here.
+
+    A block is a message; the GPUs in use divide the host's adapters, idle or not: an assumption.
+    """
+    hardware, wire = point.hardware, Wire(point.hardware, point.num_gpus)
+    read_s = wire.seconds((Part(path.block_bytes, float(path.block_bytes)),)) * point.num_gpus
+    hop_s = hardware.nic.t0_s.value
+    return replace(
+        path,
+        rules=replace(path.rules, remote=True),
+        # Whatever the transport, the CPU posts the reads.
+        link=replace(path.link, hop_s=hardware.link.plan_to_host_s.value + hop_s),
+        remote=RemoteCost(hop_s, read_s, write_s=0.0),
+        writes_beyond=False,
+    )

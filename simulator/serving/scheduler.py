@@ -95,7 +95,9 @@ class Scheduler:
             return False
         last = self.tables.num_blocks(request.prompt_tokens + request.output_tokens - 1)
         # A preempted request may have to prefill all but its last token again.
-        return all(self.pools.could_hold(held) for held in (self.tables.prefill[last], self.tables.decode[last]))
+        prefill, decode = self.tables.prefill[last], self._decoding(request, request.prompt_tokens, last)
+        needed = {"both": (prefill, decode), "prefill": (prefill,), "decode": (decode,)}[self.role]
+        return all(self.pools.could_hold(held) for held in needed)
 
     def submit(self, request: RequestState) -> None:
         heapq.heappush(self.waiting, (*self._priority(request), request))
@@ -173,7 +175,7 @@ class Scheduler:
         finished = Finished()
         finished.second_token, self._joined = self._joined, []
         for request, blocks in self.decode.advance():
-            held = self.tables.decode[blocks]
+            held = self._decoding(request, request.prefilled_tokens, blocks)
             self.pools.take(-held)
             self.tally.host_request_peak_bytes = max(self.tally.host_request_peak_bytes, int(held[Pool.HOST_KV]))
             finished.done.append(request)
@@ -228,10 +230,16 @@ class Scheduler:
         """Bytes [pools] that a waiting request takes when it starts."""
         blocks = request.swapped_blocks
         if request.is_prefilled:
-            return np.asarray(self.tables.decode[self.tables.num_blocks(request.kv_len)])
+            return self._decoding(request, request.prefilled_tokens, self.tables.num_blocks(request.kv_len))
         if blocks:
             return np.asarray(self.tables.decode[self.tables.num_blocks(request.kv_len)] - self.tables.swapped[blocks])
         return np.asarray(self.tables.prefill[self.tables.num_blocks(request.prefill_target)])
+
+    def _decoding(self, request: RequestState, prefilled_tokens: int, blocks: int) -> Int64:
+        """Bytes [pools] of a request that decodes with `blocks` blocks and was prefilled with so many tokens."""
+        held: Int64 = self.tables.decode[blocks].copy()
+        held[Pool.HOST_KV] -= self.decode.behind_bytes(request, prefilled_tokens, blocks)
+        return held
 
     def _make_room(self) -> int | None:
         """Takes the memory that one token more of each decoding request needs; others go where it does not suffice.
@@ -264,8 +272,8 @@ class Scheduler:
         if request in self._joined:
             self._joined.remove(request)
         blocks = self.decode.leave(request)
+        self.pools.take(-self._decoding(request, request.prefilled_tokens, blocks))
         request.prefilled_tokens = request.kv_len - 1
-        self.pools.take(-self.tables.decode[blocks])
         stays = self.tables.swapped[blocks]
         if self.serving.preemption == "recompute" or not may_swap or not self.pools.fits(stays):
             self._requeue_without_kv(request)

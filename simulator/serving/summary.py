@@ -67,7 +67,7 @@ def summarise(run: Run) -> Row:
         **demand_metrics(run),
         "h2d_bytes_per_token": h2d / tokens,
         "d2h_bytes_per_token": d2h / tokens,
-        "remote_bytes_per_token": beyond_host if over_network(placement) else 0.0,
+        "remote_bytes_per_token": beyond_host if over_network(placement) or run.prefill else 0.0,
         "nvme_bytes_per_token": beyond_host if on_drives(placement) else 0.0,
         "link_utilization": min(1.0, link_busy_s / wall_s) if wall_s > 0 else 0.0,
         "link_busy_s": link_busy_s / num_iterations,
@@ -197,7 +197,7 @@ def demand_metrics(run: Run) -> Row:
         return dict.fromkeys(names)
     sums = dict.fromkeys(names, 0.0)
     for index, group in enumerate(run.demand.groups):
-        uses = run.demand.row_uses[run.demand.starts[index] : run.demand.starts[index + 1]]
+        uses = run.demand.uses(index)
         for demand in group.demands:
             steady = slice(demand.steady_start, demand.steady_stop)
             kept = np.minimum(demand.num_kept, demand.num_blocks)[:, None]

@@ -25,7 +25,7 @@ SchedulerPolicy = Literal["fcfs", "shortest-remaining-first"]
 Preemption = Literal["recompute", "swap"]
 Router = Literal["round-robin", "least-loaded"]
 PrefixCacheTiers = Literal["none", "gpu", "host", "gpu+host"]
-Disaggregation = Literal["none", "full-push", "layer-push", "first-set"]
+Disaggregation = Literal["none", "full-push", "layer-push", "first-set", "pull"]
 FirstToken = Literal["prefill", "decode"]
 StampedBatches = Literal["refuse", "spread", "keep"]
 
@@ -84,7 +84,7 @@ class ServingSpec(Spec):
     disaggregation: Disaggregation = "none"
     """Prompts are prefilled on other hosts, and KV crosses the network to this one. full-push: all of it before
     decoding; layer-push: the same, sent as it is computed; first-set: working set, compressed keys and draft KV, the
-    rest behind them."""
+    rest behind them; pull: the same first, of the rest only what plans fetch, when they do."""
     prefill_replicas: Annotated[int, Field(gt=0, le=MAX_PREFILL_REPLICAS, strict=True)] | None = None
     """Replicas that prefill, with as many GPUs and as much host memory each as one that decodes. Null: as many as
     decode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -75,7 +76,7 @@ def rank(score: np.ndarray, num_blocks: np.ndarray) -> np.ndarray:
 
 
 def expected_rows(
-    group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int
+    group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int, host_keeps_new: bool = False
 ) -> list[tuple[int, list[list[dict[str, int]]]]]:
     """(first replayed head, reference counts) of every cap scope, from rankings read without the predictors module."""
     assert policy.kv_budget_tokens is not None
@@ -104,6 +105,7 @@ def expected_rows(
         by_score=drops or policy.eviction == "lowest-score",
         fetch_cap=Fraction(0 if drops else str(policy.fetch_cap)),
         host_blocks=0 if drops else (policy.host_cache_tokens or 0) // BLOCK_SIZE,
+        host_keeps_new=host_keeps_new,
     )
     scopes = []
     for first, end in zip(heads.scope_start, heads.scope_start[1:], strict=False):
@@ -153,17 +155,19 @@ def expected_rows(
     return scopes
 
 
-def assert_kernel_is_reference(group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int) -> None:
+def assert_kernel_is_reference(
+    group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int, host_keeps_new: bool = False
+) -> None:
     from simulator.residency_kernel import COUNTS
 
-    resolved = resolve_settings(group, policy)
+    resolved = replace(resolve_settings(group, policy), host_keeps_new=host_keeps_new)
     num_blocks = blocks_per_step(group, BLOCK_SIZE)
     heads = replayed_heads(mapping, resolved.fetch_cap_scope)
     true_ids = selector_ranking(group, resolved, num_blocks)
     ranking = predicted_ranking(group, resolved, num_blocks, true_ids, seed)
     levels = group.mass(BLOCK_SIZE).levels
     out = run_kernel(resolved, num_blocks, true_ids, ranking, levels, heads, miss_arrays(group, resolved))
-    for first, rows in expected_rows(group, policy, mapping, seed):
+    for first, rows in expected_rows(group, policy, mapping, seed, host_keeps_new):
         for step, counts in enumerate(rows):
             for h, expected in enumerate(counts):
                 got = {name: int(out.counts[i, first + h, step]) for i, name in enumerate(COUNTS)}
@@ -216,7 +220,7 @@ def test_kernel_agrees_with_reference(
         host_cache_tokens=host_blocks * BLOCK_SIZE or None,
     )
     mapping = Mapping("test", np.array([0, 1, 1], np.int32), np.array([0, 1, 0], np.int32), "")
-    assert_kernel_is_reference(group, policy, mapping, seed)
+    assert_kernel_is_reference(group, policy, mapping, seed, host_keeps_new=seed % 2 == 1)
 
 
 @settings(max_examples=100, deadline=None)

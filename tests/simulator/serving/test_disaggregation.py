@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "serving.arrivals": "poisson",
 }
 IDLE, BUSY = {"serving.rate_per_s": 0.005}, {"serving.rate_per_s": 50.0}
-MODES = ("full-push", "layer-push", "first-set")
+MODES = ("full-push", "layer-push", "first-set", "pull")
 QWEN, H100 = catalog.load_model("Qwen3-8B"), catalog.load_hardware("h100-sxm")
 FULL_KV_BYTES = QWEN.kv_bytes(6_000)
 WIRE, T0_S = Wire(H100, 1), H100.nic.t0_s.value
@@ -144,7 +144,7 @@ def test_layer_push_takes_decode_memory_from_the_first_chunk_on():
 
 
 def test_every_mode_sends_the_same_bytes_in_the_end():
-    for mode in MODES:
+    for mode in ("full-push", "layer-push", "first-set"):
         found = row(mode, **BUSY)
         assert found["network_bytes_per_request"] == FULL_KV_BYTES + BESIDES_BYTES
         expected = FIRST_KV_BYTES if mode == "first-set" else FULL_KV_BYTES
@@ -171,8 +171,11 @@ def test_bytes_sent_are_bytes_received_are_those_of_the_requests(mode, tmp_path)
 
 @pytest.mark.parametrize(
     ("system", "mode"),
-    [("dense", "full-push"), ("dense", "layer-push"), ("oasiskv", "layer-push"), ("oasiskv", "first-set"),
-     ("quest", "full-push"), ("h2o", "full-push"), ("shadowkv", "first-set"), ("flexgen", "layer-push")],
+    [
+        ("dense", "full-push"), ("dense", "layer-push"), ("oasiskv", "layer-push"), ("oasiskv", "first-set"),
+        ("quest", "full-push"), ("h2o", "full-push"), ("shadowkv", "first-set"), ("flexgen", "layer-push"),
+        ("oasiskv", "pull"), ("retrieval", "pull"),
+    ],
 )  # fmt: skip
 def test_every_request_is_handed_over_once_and_nothing_stays(system, mode):
     settings = {**BUSY, "system": system, "serving.prefill_replicas": 2, "serving.router": "least-loaded"}
@@ -284,6 +287,8 @@ def test_the_same_seed_gives_the_same_bytes(mode, tmp_path):
             {"system": "dense", "serving.disaggregation": "first-set"},
             "first-set: system dense attends to all of its",
         ),
+        ({"system": "flexgen", "serving.disaggregation": "pull"}, "pull: system flexgen attends to all of its KV"),
+        ({"serving.disaggregation": "pull", "policy.verify_drafts": True}, "is not known with policy.verify_drafts"),
         ({"system": "h2o", "serving.disaggregation": "layer-push"}, "layer-push: what system h2o keeps is known when"),
         ({"serving.preemption": "swap"}, "disaggregation full-push goes with preemption recompute"),
         ({"placement.kv_tier": "remote"}, "placement.kv_tier.* host"),
