@@ -1,12 +1,9 @@
-"""How well predicted block sets match true ones: a table by trace, layer, block size, K, predictor and distance.
-
-python -m traces.overlap TRACE [TRACE ...] --out overlap.parquet
-"""
+"""How well predicted block sets match true ones: a table by trace, layer, KV head, block size, K and distance."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,143 +14,237 @@ from numpy.typing import NDArray
 
 from traces.catalog import resolve
 from traces.errors import InputError
+from traces.file_group import FileGroup
 from traces.group import TraceGroup
-from traces.reader import FileGroup, open_trace
+from traces.predicted import Bools, Prediction, guesses, held, members, predictions, set_is_exact, windows
+from traces.reader import open_trace
+from traces.schema import MAX_DRAFT_DISTANCE
 
-DEFAULT_BUDGETS_TOKENS = (128, 256, 512, 1024)
-"""K·P of the rows, where the trace ranks and the context holds so many."""
-TOP_BLOCKS = 20
-"""A row for the top 20 blocks as well, the count for which OasisKV publishes overlap."""
-MAX_DISTANCE = 4
-Sets = NDArray[np.int32]
+GROUP_SCHEMA = pa.schema(
+    [("trace", pa.string()), ("task", pa.string()), ("model", pa.string()), ("drafter", pa.string())]
+    + [(name, pa.int32()) for name in ("context_tokens", "block_size_tokens", "num_blocks")]
+)
+"""Columns that say which sets a row is about; task is the name of the trace's group."""
+SCHEMA = pa.schema(
+    [
+        *GROUP_SCHEMA,
+        ("layer", pa.int32()), ("kv_head", pa.int32()), ("selector", pa.string()), ("predictor", pa.string()),
+        ("distance", pa.int32()), ("guess", pa.string()), ("steps", pa.int32()), ("overlap", pa.float32()),
+        ("recall", pa.float32()), ("recall_true", pa.float32()), ("agreement", pa.float32()),
+        ("set_is_exact", pa.bool_()),
+    ]
+)  # fmt: skip
 
 
-def overlap_rows(group: TraceGroup, block_size_tokens: int, num_blocks: int) -> Iterator[dict[str, Any]]:
-    """A row per recorded layer, predictor and distance at K = `num_blocks`.
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which sets are compared, where a trace holds them.
 
-    overlap: mean |predicted ∩ true| / K over steps and KV heads. recall: softmax mass on the predicted set, the open
-    block and blocks that filled after the prediction, which are resident without a fetch (docs/decisions.md, 1);
-    recall_true: on the true set and the open block. overlap_right, overlap_wrong: over the steps whose
-    draft token was right or wrong (drafts only). accepted: share of right draft tokens. Predictors: previous (the
-    true ranking `distance` steps before), draft, random (in expectation).
+    budgets_tokens: K·P. top_blocks: K besides, at every block size; 20 is the count for which OasisKV publishes
+    overlap. block_sizes_tokens: null for all recorded. max_distance: of drafts and of the previous step.
     """
-    selectable = (group.kv_len - 1) // block_size_tokens
-    if num_blocks > min(group.max_ranked_blocks(block_size_tokens), int(selectable.min())):
-        raise InputError(f"{group.name}: {num_blocks} blocks of {block_size_tokens} are not ranked at every step")
-    true = group.ranking("true", block_size_tokens)[..., :num_blocks]
-    dense = group.mass(block_size_tokens).dense()
-    steps = np.arange(len(selectable))
-    open_mass = dense[steps, :, :, selectable]
-    recorded = group.rankings(block_size_tokens)
-    layers = group.layers(block_size_tokens)
-    recall_true = _held(dense, true) + open_mass
-    for distance in range(1, min(MAX_DISTANCE, len(steps) - 1) + 1):
-        kinds = {"previous": true[:-distance]}
-        if f"draft{distance}" in recorded:
-            kinds["draft"] = group.ranking(f"draft{distance}", block_size_tokens)[distance:, ..., :num_blocks]
-        right = None
-        if isinstance(group, FileGroup) and "draft" in kinds:
-            right = group.array(f"draft{distance}/accepted")[distance:].astype(bool)
-        chance = num_blocks / selectable[distance:]
-        always = open_mass[distance:] + _filled(dense, selectable, distance)
-        for kind, predicted in kinds.items():
-            shared = _overlap(true[distance:], predicted)
-            recall = _held(dense[distance:], predicted) + always
-            for index, layer in enumerate(layers):
-                own = shared[:, index]
-                row = {
-                    "layer": layer,
-                    "predictor": kind,
-                    "distance": distance,
-                    "overlap": float(own.mean()),
-                    "recall": float(recall[:, index].mean()),
-                    "recall_true": float(recall_true[distance:, index].mean()),
-                    "accepted": None,
-                    "overlap_right": None,
-                    "overlap_wrong": None,
-                }
-                if kind == "draft" and right is not None:
-                    row["accepted"] = float(right.mean())
-                    row["overlap_right"] = float(own[right].mean()) if right.any() else None
-                    row["overlap_wrong"] = float(own[~right].mean()) if not right.all() else None
-                yield row
-        for index, layer in enumerate(layers):
-            rest = 1 - always[:, index]
-            yield {
-                "layer": layer,
-                "predictor": "random",
-                "distance": distance,
-                "overlap": float(chance.mean()),
-                "recall": float((always[:, index] + chance[:, None] * rest).mean()),
-                "recall_true": float(recall_true[distance:, index].mean()),
-                "accepted": None,
-                "overlap_right": None,
-                "overlap_wrong": None,
-            }
+
+    budgets_tokens: tuple[int, ...] = (256, 512, 1024)
+    top_blocks: int | None = 20
+    block_sizes_tokens: tuple[int, ...] | None = None
+    max_distance: int = 4
+
+    def __post_init__(self) -> None:
+        if any(budget < 1 for budget in (*self.budgets_tokens, self.top_blocks or 1)):
+            raise InputError(f"budgets and top blocks must be positive, got {self.budgets_tokens}, {self.top_blocks}")
+        if not 1 <= self.max_distance <= MAX_DRAFT_DISTANCE:
+            raise InputError(f"max_distance {self.max_distance}: 1 … {MAX_DRAFT_DISTANCE} are possible")
+
+    def with_budget(self, budget_tokens: int) -> Grid:
+        """The same at one budget alone."""
+        return replace(self, budgets_tokens=(budget_tokens,), top_blocks=None)
+
+    def block_counts(self, group: TraceGroup, block_size_tokens: int) -> list[int]:
+        """K at a block size, ascending: those that are ranked at every step."""
+        if self.block_sizes_tokens is not None and block_size_tokens not in self.block_sizes_tokens:
+            return []
+        asked = {budget // block_size_tokens for budget in self.budgets_tokens} | {self.top_blocks or 0}
+        return sorted(count for count in asked if 1 <= count <= most_blocks(group, block_size_tokens))
 
 
-def overlap_table(names: Sequence[str], budgets_tokens: Sequence[int] = DEFAULT_BUDGETS_TOKENS) -> pa.Table:
-    """Rows of every group, block size and K that the traces hold."""
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        trace = open_trace(resolve(name))
-        for group_name in trace.group_names:
-            group = trace.group(group_name)
-            for size in group.block_sizes:
-                most = min(group.max_ranked_blocks(size), int((group.kv_len.min() - 1) // size))
-                counts = [budget // size for budget in budgets_tokens]
-                for count in sorted({c for c in (*counts, TOP_BLOCKS) if 1 <= c <= most}):
-                    fixed = {
-                        "trace": trace.attrs.name,
-                        "group": group_name,
-                        "context_tokens": int(group.kv_len[0]),
-                        "steps": group.num_positions,
-                        "drafter": _drafter(group),
-                        "block_size_tokens": size,
-                        "num_blocks": count,
-                    }
-                    rows += [fixed | row for row in overlap_rows(group, size, count)]
-    return pa.Table.from_pylist(rows)
+def most_blocks(group: TraceGroup, block_size_tokens: int) -> int:
+    """Largest K that is ranked at every step."""
+    selectable = int((group.kv_len.min() - 1) // block_size_tokens)
+    return min(group.max_ranked_blocks(block_size_tokens), selectable)
 
 
-def _overlap(true: Sets, predicted: Sets) -> NDArray[np.float64]:
-    """Share of true [S, L, H, K] in predicted, mean over heads: [S, L]."""
-    width = int(max(true.max(), predicted.max())) + 1
-    member = np.zeros((*true.shape[:3], width + 1), bool)
-    np.put_along_axis(member, np.where(predicted < 0, width, predicted).astype(np.int64), True, axis=-1)
-    member[..., width] = False
-    found: NDArray[np.float64] = np.take_along_axis(member, true.astype(np.int64), axis=-1).mean(axis=(2, 3))
-    return found
-
-
-def _filled(dense: NDArray[np.float32], selectable: NDArray[np.integer], distance: int) -> NDArray[np.float64]:
-    """Mass on the blocks that filled within the last `distance` steps, [S − distance, L, H]."""
-    now, before = selectable[distance:], selectable[:-distance]
-    block = np.arange(dense.shape[-1])
-    new = (block >= before[:, None]) & (block < now[:, None])
-    mass: NDArray[np.float64] = (dense[distance:] * new[:, None, None]).sum(axis=-1, dtype=np.float64)
-    return mass
-
-
-def _held(dense: NDArray[np.float32], ids: Sets) -> NDArray[np.float64]:
-    """Mass on the blocks of ids, [S, L, H]."""
-    mass = np.take_along_axis(dense, np.maximum(ids, 0).astype(np.int64), axis=-1)
-    held: NDArray[np.float64] = np.where(ids >= 0, mass, 0).sum(axis=-1, dtype=np.float64)
-    return held
-
-
-def _drafter(group: TraceGroup) -> str | None:
+def group_columns(
+    trace: str, group: TraceGroup, block_size_tokens: int, num_blocks: int
+) -> dict[str, str | int | None]:
+    """Values of `GROUP_SCHEMA`."""
     drafter = group.attributes.drafter if isinstance(group, FileGroup) else None
-    return None if drafter is None else drafter.name
+    return {
+        "trace": trace,
+        "task": group.name,
+        "model": group.model.name,
+        "drafter": None if drafter is None else drafter.name,
+        "context_tokens": int(group.kv_len[0]),
+        "block_size_tokens": block_size_tokens,
+        "num_blocks": num_blocks,
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("traces", nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    pq.write_table(overlap_table(given.traces), given.out)
+def open_groups(names: Sequence[str]) -> Iterator[tuple[str, TraceGroup]]:
+    """(name of the trace, group) of every request of traces by name, path or URL, one in memory at a time."""
+    seen: dict[str, str] = {}
+    for name in names:
+        own = open_trace(resolve(name)).attrs.name
+        if own in seen:
+            raise InputError(f"traces {seen[own]!r} and {name!r} are both named {own!r}: a table would mix them")
+        seen[own] = name
+    for own, name in seen.items():
+        for group in open_trace(resolve(name)).group_names:
+            yield own, open_trace(resolve(name)).group(group)
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A prediction against the true sets of one layer, per step and head, [S − distance, H]; rows from `distance` on.
+
+    overlap: |predicted ∩ true| / K. recall: softmax mass on the predicted set, the open block and blocks that filled
+    since; recall_true: on the true set and the open block. Both null where not every block's mass was recorded.
+    """
+
+    overlap: NDArray[np.float64]
+    recall: NDArray[np.float64] | None
+    recall_true: NDArray[np.float64] | None
+
+
+def compare(
+    group: TraceGroup, block_size_tokens: int, num_blocks: int, index: int, prediction: Prediction
+) -> Comparison:
+    """One layer (by index among the recorded) at K = `num_blocks`."""
+    overlap, recall, recall_true = [], [], []
+    for window in windows(group, block_size_tokens, num_blocks, index, prediction):
+        overlap.append((window.true & window.predicted).sum(axis=-1) / num_blocks)
+        if window.mass is not None:
+            recall.append(held(window.mass, window.predicted | window.open | window.filled))
+            recall_true.append(held(window.mass, window.true | window.open))
+    return Comparison(
+        np.concatenate(overlap),
+        np.concatenate(recall) if recall else None,
+        np.concatenate(recall_true) if recall_true else None,
+    )
+
+
+def expect_random(group: TraceGroup, block_size_tokens: int, num_blocks: int, index: int, distance: int) -> Comparison:
+    """The same in expectation over K blocks drawn from those selectable when the prediction is made."""
+    selectable = (group.kv_len - 1) // block_size_tokens
+    overlap, recall, recall_true = [], [], []
+    prediction = Prediction("random", "minmax", distance, "true", distance)
+    for window in windows(group, block_size_tokens, num_blocks, index, prediction):
+        chance = num_blocks / selectable[window.start - distance : window.stop - distance, None]
+        overlap.append(chance * (window.true & ~window.filled).sum(axis=-1) / num_blocks)
+        if window.mass is not None:
+            always = held(window.mass, np.broadcast_to(window.open | window.filled, window.mass.shape))
+            recall.append(always + chance * (1 - always))
+            recall_true.append(held(window.mass, window.true | window.open))
+    return Comparison(
+        np.concatenate(overlap),
+        np.concatenate(recall) if recall else None,
+        np.concatenate(recall_true) if recall_true else None,
+    )
+
+
+def overlap_rows(
+    group: TraceGroup, block_size_tokens: int, num_blocks: int, max_distance: int = 4
+) -> Iterator[dict[str, Any]]:
+    """A row per recorded layer, KV head, prediction and kind of guess at K = `num_blocks`; means over `steps`.
+
+    predictor: previous (the true set `distance` steps before), draft, draft_sparse, random (in expectation). guess:
+    all steps, or those for which the drafter named the right token, a wrong one or none at that distance; previous is
+    split alike, to be compared on the same steps. agreement: of draft_sparse, share of the dense draft's set in it.
+    set_is_exact: False where a compact copy keeps no set of K of these drafts. Raises InputError for a K that is not
+    ranked at every step.
+    """
+    if not 1 <= num_blocks <= most_blocks(group, block_size_tokens):
+        raise InputError(f"{group.name}: {num_blocks} blocks of {block_size_tokens} are not ranked at every step")
+    kinds = {distance: guesses(group, distance) for distance in range(1, max_distance + 1)}
+    for index, layer in enumerate(group.layers(block_size_tokens)):
+        for prediction in predictions(group, block_size_tokens, max_distance):
+            found = compare(group, block_size_tokens, num_blocks, index, prediction)
+            fixed = {
+                "layer": layer,
+                "selector": prediction.selector,
+                "predictor": prediction.predictor,
+                "distance": prediction.distance,
+                "set_is_exact": set_is_exact(group, block_size_tokens, prediction.ranking, num_blocks),
+            }
+            agreement = None
+            if prediction.predictor == "draft_sparse":
+                agreement = _agreement(group, block_size_tokens, num_blocks, index, prediction.distance)
+            yield from _rows(group, fixed, found, kinds[prediction.distance], prediction.distance, agreement)
+        for distance in range(1, min(max_distance, group.num_positions - 1) + 1):
+            found = expect_random(group, block_size_tokens, num_blocks, index, distance)
+            fixed = {"layer": layer, "selector": "minmax", "predictor": "random", "set_is_exact": True}
+            yield from _rows(group, fixed | {"distance": distance}, found, {}, distance, None)
+
+
+def write_overlap(names: Sequence[str], path: Path, grid: Grid) -> int:
+    """Rows of every group, block size and K of the traces to a parquet file, a block size at a time; their number.
+
+    Raises InputError where the traces hold none of the grid's sets.
+    """
+    number = 0
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        for trace, group in open_groups(names):
+            for size in group.block_sizes:
+                for count in grid.block_counts(group, size):
+                    fixed = group_columns(trace, group, size, count)
+                    rows = [fixed | row for row in overlap_rows(group, size, count, grid.max_distance)]
+                    writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                    number += len(rows)
+    if not number:
+        raise InputError(
+            f"{', '.join(names)}: none ranks a budget of {grid.budgets_tokens} at the block sizes asked for"
+        )
+    return number
+
+
+def _rows(
+    group: TraceGroup,
+    fixed: Mapping[str, Any],
+    found: Comparison,
+    kinds: Mapping[Any, Bools],
+    distance: int,
+    agreement: NDArray[np.float64] | None,
+) -> Iterator[dict[str, Any]]:
+    every = np.ones(group.num_positions, bool)
+    columns = {
+        "overlap": found.overlap, "recall": found.recall, "recall_true": found.recall_true, "agreement": agreement
+    }  # fmt: skip
+    for guess, chosen in {"all": every, **kinds}.items():
+        rows = chosen[distance:]
+        if not rows.any():
+            continue
+        means = {key: None if value is None else value[rows].mean(axis=0) for key, value in columns.items()}
+        for at, head in enumerate(recorded_heads(group)):
+            values = {key: None if value is None else float(value[at]) for key, value in means.items()}
+            yield {**fixed, "kv_head": head, "guess": guess, "steps": int(rows.sum()), **values}
+
+
+def recorded_heads(group: TraceGroup) -> tuple[int, ...]:
+    """KV heads of the model that the group holds."""
+    chosen = group.attributes.kv_heads if isinstance(group, FileGroup) else None
+    return tuple(range(group.num_kv_heads)) if chosen is None else chosen
+
+
+def _agreement(
+    group: TraceGroup, block_size_tokens: int, num_blocks: int, index: int, distance: int
+) -> NDArray[np.float64] | None:
+    """|dense ∩ sparse| / K of the two draft passes, [S − distance, H]; null without the dense one."""
+    recorded = group.rankings(block_size_tokens)
+    if f"draft{distance}" not in recorded:
+        return None
+    width = int((group.kv_len[-1] - 1) // block_size_tokens) + 1
+    both = [
+        members(group.ranking(name, block_size_tokens)[distance:, index, :, :num_blocks], width)
+        for name in (f"draft{distance}", f"draft{distance}_sparse")
+    ]
+    shared: NDArray[np.float64] = (both[0] & both[1]).sum(axis=-1) / num_blocks
+    return shared
