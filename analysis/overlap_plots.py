@@ -1,147 +1,216 @@
-"""Pictures of how well predictors find the blocks that attention selects, from a table of `traces.overlap`.
-
-python -m analysis.overlap_plots overlap.parquet FOLDER
-"""
+"""Pictures of how well predictors find the blocks that attention selects, from overlap.parquet."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from analysis import style
-from analysis.load import read_table
+from analysis.overlap_frames import (
+    LOOKS,
+    NAMES,
+    OWN_QUERY,
+    at_budget,
+    handles,
+    is_first_column,
+    panels,
+    require,
+    share_limits,
+    trace_names,
+)
 from traces.errors import InputError
 
-LOOKS = {
-    "draft": style.KNOWN_LOOKS["oasiskv"],
-    "previous": style.KNOWN_LOOKS["prefetch-previous"],
-    "random": style.Look("#999999", "x"),
-}
-NAMES = {"draft": "draft token", "previous": "earlier query", "random": "random blocks"}
-COLUMNS = ("trace", "context_tokens", "block_size_tokens", "num_blocks", "layer", "predictor", "distance", "overlap")
-TOP_BLOCKS = 20
+CMAP = "cividis"
+GAIN_CMAP = "BrBG"
 
 
-def load_overlap(path: Path) -> pd.DataFrame:
-    """The table. Raises InputError where it is none."""
-    return read_table(path, COLUMNS, "a table of overlaps")
-
-
-def _panels(traces: list[str], height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
-    axes = figure.subplots(1, len(traces), sharey=True, squeeze=False)[0]
-    return figure, list(axes)
-
-
-def _title(frame: pd.DataFrame, trace: str) -> str:
-    context = int(frame[frame["trace"] == trace]["context_tokens"].iloc[0])
-    words = [w for w in trace.split("-") if w in ("reasoning", "code", "needle")]
-    return f"{words[0] if words else trace}, {context / 1024:g}K"
+def every_step(rows: pd.DataFrame, *predictors: str) -> pd.DataFrame:
+    """Rows over all steps, of these predictors."""
+    return rows[(rows["guess"] == "all") & rows["predictor"].isin(predictors)]
 
 
 @style.styled
-def draw_distance(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS, block_size: int = 16) -> Figure:
-    """Overlap by distance, a panel per trace."""
-    rows = frame[(frame["num_blocks"] == num_blocks) & (frame["block_size_tokens"] == block_size)]
-    traces = list(dict.fromkeys(rows["trace"]))
-    figure, panels = _panels(traces, 3.6)
-    for axes, trace in zip(panels, traces, strict=True):
+def draw_distance(frame: pd.DataFrame, budget_tokens: int) -> Figure:
+    """Overlap, and attention mass lost against the step's own query, by distance; two panels per trace."""
+    rows = require(at_budget(frame, budget_tokens), "draft")
+    names = trace_names(rows)
+    figure, axes_of = panels(names, 2, 3.4)
+    groups = every_step(rows, *LOOKS).groupby(["trace", "predictor", "distance"])
+    table: Any = groups[["overlap", "recall", "recall_true"]].mean()
+    table["lost"] = 100 * (table["recall_true"] - table["recall"])
+    for trace, (upper, lower) in axes_of.items():
         for kind, look in LOOKS.items():
-            own = rows[(rows["trace"] == trace) & (rows["predictor"] == kind)]
-            mean = own.groupby("distance")["overlap"].mean()
-            axes.plot(mean.index, mean, color=look.color, marker=look.marker, ms=4.5, lw=1.3, gid=kind)
-        axes.set_title(_title(rows, trace))
-        axes.set_xticks(sorted(rows["distance"].unique()))
-        axes.set_ylim(0, 1)
-        axes.grid(True, axis="y")
-    panels[0].set_ylabel(f"share of the true top {num_blocks} found")
-    panels[len(panels) // 2].set_xlabel("distance (steps between prediction and use)")
-    mean = rows.groupby(["distance", "predictor"])["overlap"].mean().unstack()
-    gap, last = mean["draft"] - mean["previous"], int(mean.index.max())
+            if (trace, kind) not in table.index.droplevel("distance"):
+                continue
+            own = table.loc[trace, kind]
+            style_of: dict[str, Any] = {"color": look.color, "marker": look.marker, "ms": 4.0, "lw": 1.2, "gid": kind}
+            upper.plot(own.index, own["overlap"], **style_of)
+            if kind != "random":
+                lower.plot(own.index, own["lost"], **style_of)
+        for axes in (upper, lower):
+            axes.set_xticks(sorted(rows["distance"].unique()))
+            axes.grid(True, axis="y")
+        lower.axhline(0, color=style.QUIET, lw=0.7)
+        if is_first_column(upper):
+            upper.set_ylabel("overlap")
+            lower.set_ylabel("mass lost (points)")
+    share_limits([pair[0] for pair in axes_of.values()], 0, 1)
+    known = table[table.index.get_level_values("predictor") != "random"]["lost"].dropna()
+    share_limits([pair[1] for pair in axes_of.values()], min(-0.1, float(known.min()) * 1.2), float(known.max()) * 1.2)
+    by = every_step(rows, "draft", "previous").groupby(["predictor", "distance"])["overlap"].mean().unstack()
+    gap = 100 * (by.loc["draft"] - by.loc["previous"])
+    lost = known.groupby(level="predictor").mean()
     title = (
-        f"One step ahead the draft token's query finds {style.percent(float(mean['draft'].iloc[0]))} of the top "
-        f"{num_blocks} blocks, the earlier query {style.percent(float(mean['previous'].iloc[0]))}; "
-        f"{last} steps ahead {100 * float(gap.iloc[-1]):.0f} points are between them"
+        f"The draft's lead over the earlier query falls from {gap.iloc[0]:.0f} points of overlap one step ahead to "
+        f"{gap.iloc[-1]:.0f} at {int(gap.index[-1])}; of the attention mass it loses {lost['draft']:.1f} points, the "
+        f"earlier query {lost['previous']:.1f}"
     )
-    style.frame_figure(
-        figure, title, f"Blocks of {block_size} tokens, mean over recorded layers and KV heads", (), _handles(), 3
-    )
+    under = "Distance in steps between prediction and use; " + _what(rows) + "; mass lost against the step's own query"
+    style.frame_figure(figure, title, under, (), handles(), 3)
     return figure
 
 
 @style.styled
-def draw_layers(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS, block_size: int = 16) -> Figure:
-    """Overlap one step ahead by layer, a panel per trace."""
-    rows = frame[(frame["num_blocks"] == num_blocks) & (frame["block_size_tokens"] == block_size)]
+def draw_heads(frame: pd.DataFrame, budget_tokens: int) -> Figure:
+    """Heat maps one step ahead, a row per trace: overlap of the draft by layer and KV head, and its gain."""
+    rows = require(every_step(at_budget(frame, budget_tokens), "draft", "previous"), "draft")
     rows = rows[rows["distance"] == 1]
-    traces = list(dict.fromkeys(rows["trace"]))
-    figure, panels = _panels(traces, 3.6)
-    for axes, trace in zip(panels, traces, strict=True):
-        for kind, look in LOOKS.items():
-            own = rows[(rows["trace"] == trace) & (rows["predictor"] == kind)].sort_values("layer")
-            axes.plot(own["layer"], own["overlap"], color=look.color, marker=look.marker, ms=3.5, lw=1.1, gid=kind)
-        axes.set_title(_title(rows, trace))
-        axes.set_ylim(0, 1)
-        axes.grid(True, axis="y")
-    panels[0].set_ylabel(f"share of the true top {num_blocks} found")
-    panels[len(panels) // 2].set_xlabel("layer")
-    drafts = rows[rows["predictor"] == "draft"].groupby("layer")["overlap"].mean()
-    worst, share = min(drafts.items(), key=lambda item: float(item[1]))
-    title = f"Layer {worst} is the hardest to predict ({style.percent(float(share))} found by the draft token's query)"
-    style.frame_figure(
-        figure, title, f"One step ahead, blocks of {block_size} tokens, mean over KV heads", (), _handles(), 3
-    )
-    return figure
-
-
-@style.styled
-def draw_recall(frame: pd.DataFrame, block_size: int = 16) -> Figure:
-    """Attention mass held one step ahead against the budget, a panel per trace."""
-    rows = frame[(frame["block_size_tokens"] == block_size) & (frame["distance"] == 1)]
-    rows = rows[rows["num_blocks"] != TOP_BLOCKS]
-    traces = list(dict.fromkeys(rows["trace"]))
-    figure, panels = _panels(traces, 3.6)
-    for axes, trace in zip(panels, traces, strict=True):
+    names = trace_names(rows[rows["predictor"] == "draft"])
+    heights = [max(1, rows[rows["trace"] == trace]["kv_head"].nunique()) for trace in names]
+    figure = Figure(figsize=(style.WIDTH_IN, 1.6 + sum(0.45 + 0.16 * h for h in heights)), dpi=style.DPI)
+    grid = figure.subplots(len(names), 2, squeeze=False, gridspec_kw={"height_ratios": [2 + h for h in heights]})
+    tables = {}
+    for trace in names:
         own = rows[rows["trace"] == trace]
-        for kind, look in LOOKS.items():
-            mean = own[own["predictor"] == kind].groupby("num_blocks")["recall"].mean()
-            axes.plot(mean.index * block_size, mean, color=look.color, marker=look.marker, ms=4.5, lw=1.3, gid=kind)
-        true = own[own["predictor"] == "draft"].groupby("num_blocks")["recall_true"].mean()
-        axes.plot(true.index * block_size, true, color=style.INK, lw=1.1, ls=(0, (4, 2)), gid="true")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(true.index * block_size, [f"{k * block_size:,}" for k in true.index])
-        axes.minorticks_off()
-        axes.set_title(_title(rows, trace))
-        axes.set_ylim(0, 1)
-        axes.grid(True, axis="y")
-    panels[0].set_ylabel("attention mass on the set")
-    panels[len(panels) // 2].set_xlabel("KV budget (tokens)")
-    most = rows[rows["num_blocks"] == rows["num_blocks"].max()]
-    held = most.groupby("predictor")["recall"].mean()
-    own_query = float(most[most["predictor"] == "draft"]["recall_true"].mean())
-    handles = [*_handles(), Line2D([], [], color=style.INK, lw=1.1, ls=(0, (4, 2)), label="the step's own query")]
-    style.frame_figure(
-        figure,
-        f"At the largest budget the draft's set holds {100 * float(held['draft']):.1f} % of the attention mass, the "
-        f"earlier query's {100 * float(held['previous']):.1f} %, the step's own {100 * own_query:.1f} %",
-        f"One step ahead, blocks of {block_size} tokens with newly filled and open blocks; mean over layers and heads",
-        (),
-        handles,
-        4,
+        draft, previous = (
+            own[own["predictor"] == kind].pivot_table(index="kv_head", columns="layer", values="overlap")
+            for kind in ("draft", "previous")
+        )
+        tables[trace] = (draft, 100 * (draft - previous))
+    low = min(float(draft.to_numpy().min()) for draft, _ in tables.values())
+    most = max(1.0, max(float(np.abs(gain.to_numpy()).max()) for _, gain in tables.values()))
+    norms = Normalize(np.floor(20 * low) / 20, 1), Normalize(-most, most)
+    for row, (trace, pair) in enumerate(tables.items()):
+        for axes, table, norm, cmap in zip(grid[row], pair, norms, (CMAP, GAIN_CMAP), strict=True):
+            axes.imshow(table.to_numpy(), norm=norm, cmap=cmap, aspect="auto", interpolation="nearest")
+            _name_cells(axes, table)
+        grid[row][0].set_ylabel(f"{names[trace]}\nKV head", fontsize=7)
+    for axes in grid[-1]:
+        axes.set_xlabel("layer")
+    for column, (norm, cmap, label) in enumerate(
+        zip(norms, (CMAP, GAIN_CMAP), ("overlap of the draft", "gain over the earlier query (points)"), strict=True)
+    ):
+        bar = figure.colorbar(
+            ScalarMappable(norm, cmap), ax=list(grid[:, column]), location="top", aspect=40, fraction=0.03, pad=0.01
+        )
+        bar.set_label(label)
+        bar.outline.set_visible(False)
+    cells = 100 * np.concatenate([draft.to_numpy().ravel() for draft, _ in tables.values()])
+    title = (
+        f"One step ahead the draft's overlap is {np.nanmin(cells):.0f} to {np.nanmax(cells):.0f} % by layer and KV head"
     )
+    style.frame_figure(figure, title, _what(rows, over="steps"))
     return figure
 
 
 @style.styled
-def draw_block_sizes(frame: pd.DataFrame, budget_tokens: int = 512) -> Figure:
-    """Overlap and recall one step ahead by block size, of the traces that record several."""
-    rows = frame[frame["num_blocks"] * frame["block_size_tokens"] == budget_tokens]
-    rows = rows[rows["distance"] == 1]
+def draw_guesses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
+    """Bars one step ahead per trace: the earlier query, the draft where its token was wrong or right, and overall."""
+    rows = at_budget(frame, budget_tokens)
+    rows = require(rows[rows["distance"] == 1], "draft", "wrong")
+    names = trace_names(rows[rows["predictor"] == "draft"])
+    bars = (
+        ("previous", "wrong", "earlier query, steps with a wrong token", LOOKS["previous"].color, ""),
+        ("draft", "wrong", "draft, its token wrong", LOOKS["draft"].color, "////"),
+        ("draft", "right", "draft, its token right", LOOKS["draft"].color, "...."),
+        ("draft", "all", "draft, all steps", LOOKS["draft"].color, ""),
+    )
+    figure = Figure(figsize=(style.WIDTH_IN, 3.9), dpi=style.DPI)
+    axes = figure.subplots()
+    means = rows.groupby(["trace", "predictor", "guess"])["overlap"].mean()
+    for at, trace in enumerate(names):
+        for offset, (kind, guess, _, color, hatch) in enumerate(bars):
+            value = means.get((trace, kind, guess))
+            if value is None:
+                continue
+            x = at + 0.2 * (offset - 1.5)
+            axes.bar(
+                x, value, 0.18, color=style.pale(color) if hatch else color, hatch=hatch, edgecolor=color, lw=0.6,
+                gid=f"{kind} {guess}",
+            )  # fmt: skip
+            axes.text(x, value + 0.01, f"{100 * value:.1f}", ha="center", va="bottom", fontsize=6, color=style.INK)
+        chance = means.get((trace, "random", "all"))
+        if chance is not None:
+            axes.plot([at - 0.4, at + 0.4], [chance, chance], color=LOOKS["random"].color, lw=1.4, gid="random")
+    labels = [f"{name}\n{_right(rows, trace)} right" for trace, name in names.items()]
+    axes.set_xticks(range(len(names)), labels, fontsize=7)
+    axes.set_ylabel("overlap")
+    axes.set_ylim(0, 1.08)
+    axes.grid(True, axis="y")
+    legend: list[Artist] = [
+        Patch(facecolor=style.pale(color) if hatch else color, edgecolor=color, hatch=hatch, label=text)
+        for _, _, text, color, hatch in bars
+    ]
+    legend.append(Line2D([], [], color=LOOKS["random"].color, lw=1.4, label=NAMES["random"]))
+    wrong = means.xs("wrong", level="guess").unstack("trace").mean(axis=1)
+    title = (
+        f"What the draft gains it gains when its token is right: with a wrong one it finds {100 * wrong['draft']:.0f} "
+        f"% of the set, the earlier query {100 * wrong['previous']:.0f} % in the same steps"
+    )
+    style.frame_figure(figure, title, "One step ahead; " + _what(rows), (), legend, 3)
+    return figure
+
+
+@style.styled
+def draw_budgets(frame: pd.DataFrame) -> Figure:
+    """Attention mass held one step ahead against the budget, a panel per trace."""
+    rows = frame[(frame["block_size_tokens"] == 16) & (frame["distance"] == 1) & (frame["selector"] == "minmax")]
+    rows = rows[rows["set_is_exact"] & rows["num_blocks"].isin(_whole_budgets(rows))]
+    names = trace_names(require(rows, "draft"))
+    figure, axes_of = panels(names, 1, 2.4)
+    groups = every_step(rows, *LOOKS).groupby(["trace", "predictor", "num_blocks"])
+    mean: Any = groups[["recall", "recall_true"]].mean()
+    for trace, (axes,) in axes_of.items():
+        for kind, look in LOOKS.items():
+            if (trace, kind) in mean.index.droplevel("num_blocks"):
+                own = mean.loc[trace, kind]
+                axes.plot(own.index * 16, own["recall"], color=look.color, marker=look.marker, ms=4, lw=1.2, gid=kind)
+        true = mean.loc[trace, "previous"]["recall_true"]
+        axes.plot(true.index * 16, true, gid="true", **OWN_QUERY)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(true.index * 16, [f"{k * 16:,}" for k in true.index])
+        axes.minorticks_off()
+        axes.grid(True, axis="y")
+        if is_first_column(axes):
+            axes.set_ylabel("attention mass on the set")
+    share_limits([one for (one,) in axes_of.values()], 0, 1)
+    most = mean.groupby(level=["predictor", "num_blocks"]).mean()
+    last = int(most.loc["draft"].index.max())
+    title = (
+        f"At {last * 16:,} tokens the draft's set holds {100 * most.loc[('draft', last), 'recall']:.1f} % of the "
+        f"attention mass, the earlier query's {100 * most.loc[('previous', last), 'recall']:.1f} %, the step's own "
+        f"{100 * most.loc[('draft', last), 'recall_true']:.1f} %"
+    )
+    own_query = Line2D([], [], label="the step's own query", **OWN_QUERY)
+    under = "One step ahead against the KV budget in tokens; blocks of 16 with newly filled and open ones"
+    style.frame_figure(figure, title, under, (), [*handles(), own_query], 4)
+    return figure
+
+
+@style.styled
+def draw_block_sizes(frame: pd.DataFrame, budget_tokens: int) -> Figure:
+    """Overlap and recall one step ahead by block size, of the first trace that records several."""
+    rows = every_step(at_budget(frame, budget_tokens, None), *LOOKS)
+    rows = require(rows[rows["distance"] == 1], "draft")
     several = rows.groupby("trace")["block_size_tokens"].nunique()
     traces = [trace for trace in dict.fromkeys(rows["trace"]) if several[trace] > 1]
     if not traces:
@@ -149,59 +218,64 @@ def draw_block_sizes(frame: pd.DataFrame, budget_tokens: int = 512) -> Figure:
     rows = rows[rows["trace"] == traces[0]]
     shared = set.intersection(*(set(part["layer"]) for _, part in rows.groupby("block_size_tokens")))
     rows = rows[rows["layer"].isin(sorted(shared))]
-    figure = Figure(figsize=(style.WIDTH_IN, 3.6), dpi=style.DPI)
+    figure = Figure(figsize=(style.WIDTH_IN, 3.4), dpi=style.DPI)
+    mean = rows.groupby(["predictor", "block_size_tokens"])[["overlap", "recall", "recall_true"]].mean()
+    sizes = sorted(rows["block_size_tokens"].unique())
     for axes, column, name in zip(
-        figure.subplots(1, 2), ("overlap", "recall"), ("share of the true set found", "attention mass on the set"),
-        strict=True,
-    ):  # fmt: skip
+        figure.subplots(1, 2), ("overlap", "recall"), ("overlap", "attention mass on the set"), strict=True
+    ):
         for kind, look in LOOKS.items():
-            mean = rows[rows["predictor"] == kind].groupby("block_size_tokens")[column].mean()
-            axes.plot(mean.index, mean, color=look.color, marker=look.marker, ms=4.5, lw=1.3, gid=kind)
+            axes.plot(
+                sizes, mean.loc[kind][column], color=look.color, marker=look.marker, ms=4.5, lw=1.3, gid=kind
+            )  # fmt: skip
         if column == "recall":
-            mean = rows[rows["predictor"] == "draft"].groupby("block_size_tokens")["recall_true"].mean()
-            axes.plot(mean.index, mean, color=style.INK, lw=1.1, ls=(0, (4, 2)), gid="true")
+            axes.plot(sizes, mean.loc["draft"]["recall_true"], gid="true", **OWN_QUERY)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(mean.index, [str(size) for size in mean.index])
+        axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.set_xlabel(style.label("policy.block_size_tokens"))
         axes.set_ylabel(name)
         axes.set_ylim(0, 1)
         axes.grid(True, axis="y")
-    handles = [*_handles(), Line2D([], [], color=style.INK, lw=1.1, ls=(0, (4, 2)), label="the step's own query")]
-    style.frame_figure(
-        figure,
-        f"At {budget_tokens:,} tokens of budget, smaller blocks hold more attention mass",
-        f"{_title(rows, traces[0])}, one step ahead, {len(shared)} layers recorded at every size",
-        (),
-        handles,
-        4,
+    own_query = Line2D([], [], label="the step's own query", **OWN_QUERY)
+    held, found = mean.loc["draft"]["recall"], 100 * mean.loc["draft"]["overlap"]
+    title = (
+        f"At {budget_tokens:,} tokens of budget blocks of {sizes[0]} hold {100 * held.iloc[0]:.0f} % of the attention "
+        f"mass, blocks of {sizes[-1]} {100 * held.iloc[-1]:.0f} %; overlap is {found.min():.0f} to {found.max():.0f} %"
     )
+    under = f"{trace_names(frame)[traces[0]]}, one step ahead, {len(shared)} layers recorded at every size"
+    style.frame_figure(figure, title, under, (), [*handles(), own_query], 4)
     return figure
 
 
-def _handles() -> list[Line2D]:
-    return [
-        Line2D([], [], color=look.color, marker=look.marker, ms=5, lw=1.3, label=NAMES[kind])
-        for kind, look in LOOKS.items()
-    ]
+def _what(rows: pd.DataFrame, over: str = "steps, recorded layers and KV heads") -> str:
+    count, size = int(rows["num_blocks"].iloc[0]), int(rows["block_size_tokens"].iloc[0])
+    return f"best {count} blocks of {size} tokens, mean over {over}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", type=Path)
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    frame = load_overlap(given.table)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in (
-        ("overlap-distance", draw_distance),
-        ("overlap-layers", draw_layers),
-        ("overlap-recall", draw_recall),
-        ("overlap-block-sizes", draw_block_sizes),
-    ):
-        with style.applied():
-            draw(frame).savefig(given.folder / f"{name}.png")
+def _right(rows: pd.DataFrame, trace: str) -> str:
+    own = rows[(rows["trace"] == trace) & (rows["predictor"] == "draft")]
+    steps = own.groupby("guess")["steps"].first()
+    return style.percent(float(steps.get("right", 0)) / float(steps["all"]))
 
 
-if __name__ == "__main__":
-    main()
+def _whole_budgets(rows: pd.DataFrame) -> list[int]:
+    """Block counts that are powers of two: the budgets, without the top K of a publication."""
+    return [int(count) for count in rows["num_blocks"].unique() if int(count) & (int(count) - 1) == 0]
+
+
+def _name_cells(axes: Axes, table: pd.DataFrame) -> None:
+    values = table.to_numpy()
+    axes.set_yticks(range(len(table.index)), [str(head) for head in table.index], fontsize=6.5)
+    step = max(1, -(-len(table.columns) // 15))
+    places = range(0, len(table.columns), step)
+    axes.set_xticks(places, [str(table.columns[i]) for i in places], fontsize=6.5)
+    axes.tick_params(length=0)
+    if len(table.columns) > 12:
+        return
+    is_share = float(values.max()) <= 1
+    for (row, column), value in np.ndenumerate(values):
+        text = f"{100 * value:.0f}" if is_share else f"{value:+.0f}"
+        shade: Any = axes.images[0].norm(value)
+        dark = shade < 0.45 if axes.images[0].get_cmap().name == CMAP else abs(shade - 0.5) > 0.35
+        axes.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else style.INK)

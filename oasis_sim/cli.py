@@ -435,6 +435,46 @@ def trace_pack(
     return pack(trace, out, compact, layers, draft_sets, keep, json)
 
 
+@trace_app.command("overlap")
+def trace_overlap(
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Catalog names or paths.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For tables (parquet) and pictures.")],
+    budgets: Annotated[
+        str | None, typer.Option("--budgets", metavar="TOKENS,...", help="K·P of the table. Default: 256,512,1024.")
+    ] = None,
+    detail_budget: Annotated[
+        int, typer.Option("--detail-budget", metavar="TOKENS", help="Of misses, fetch caps and most pictures.")
+    ] = 512,
+    top_blocks: Annotated[
+        int, typer.Option("--top-blocks", metavar="K", help="Rows for so many blocks besides; 0: none.")
+    ] = 20,
+    block_sizes: Annotated[
+        str | None, typer.Option("--block-sizes", metavar="P,P", help="Default: all that are recorded.")
+    ] = None,
+    max_distance: Annotated[int, typer.Option("--max-distance", metavar="K", help="Steps ahead.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of random blocks under fetch caps.")] = 0,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures")] = True,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Compare drafts, earlier queries and chance: overlap and recall per layer and KV head, misses, fetch caps."""
+    from oasis_sim.verbs.overlap import overlap
+
+    return overlap(
+        traces,
+        out,
+        budgets=budgets,
+        detail_budget=detail_budget,
+        top_blocks=top_blocks,
+        block_sizes=block_sizes,
+        max_distance=max_distance,
+        seed=seed,
+        pictures=pictures,
+        as_json=json,
+        quiet=quiet,
+    )
+
+
 @draft_app.command("train")
 def draft_train(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS...", help="JSONL files of questions and answers.")],

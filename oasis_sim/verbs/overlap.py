@@ -1,0 +1,104 @@
+"""`oasis-sim trace overlap`: how well drafts and earlier queries find the blocks that attention selects."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oasis_sim.options import whole_numbers
+from oasis_sim.output import print_json
+from traces.errors import InputError
+from traces.overlap import GROUP_SCHEMA, Grid, group_columns, open_groups, write_overlap
+
+OVERLAP, MISSES, CAPS = "overlap.parquet", "misses.parquet", "caps.parquet"
+
+
+def overlap(
+    names: Sequence[str],
+    out: str,
+    *,
+    budgets: str | None,
+    detail_budget: int,
+    top_blocks: int,
+    block_sizes: str | None,
+    max_distance: int,
+    seed: int,
+    pictures: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Write three tables of the traces, and pictures and Markdown of them, into `out`; print each file's path."""
+    given = {} if budgets is None else {"budgets_tokens": whole_numbers("--budgets", budgets)}
+    sizes = None if block_sizes is None else whole_numbers("--block-sizes", block_sizes)
+    grid = Grid(**given, top_blocks=top_blocks or None, block_sizes_tokens=sizes, max_distance=max_distance)
+    if detail_budget < 1:
+        raise InputError(f"--detail-budget {detail_budget}: must be positive")
+    if not any(
+        grid.with_budget(detail_budget).block_counts(g, size) for _, g in open_groups(names) for size in g.block_sizes
+    ):
+        raise InputError(f"--detail-budget {detail_budget}: none of the traces ranks so much at every step")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr)
+
+    def replace(name: str, write: Callable[[Path], int]) -> int:
+        """Write a file under another name first, so that an interrupted run leaves none torn."""
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
+            number = write(Path(scratch) / name)
+            os.replace(Path(scratch) / name, folder / name)
+        return number
+
+    from traces.misses import write_misses
+
+    say(f"overlap and recall of {len(names)} traces")
+    rows = {OVERLAP: replace(OVERLAP, lambda path: write_overlap(names, path, grid))}
+    say(f"where predictions miss, at a budget of {detail_budget} tokens")
+    rows[MISSES] = replace(MISSES, lambda path: write_misses(names, path, grid, detail_budget))
+    say("recall under fetch caps")
+    rows[CAPS] = replace(CAPS, lambda path: _write_caps(names, path, grid, detail_budget, seed))
+    drawn: list[Path] = []
+    if pictures:
+        from analysis.overlap_report import write_report
+
+        say("pictures")
+        drawn = write_report(folder, detail_budget)
+    if as_json:
+        print_json({"out": str(folder), "rows": rows, "pictures": [path.name for path in drawn]})
+    else:
+        for path in (*(folder / name for name in rows), *drawn):
+            print(path)
+    return 0
+
+
+def _write_caps(names: Sequence[str], path: Path, grid: Grid, budget_tokens: int, seed: int) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from simulator.cap_table import cap_rows
+
+    schema = pa.schema(
+        [
+            *GROUP_SCHEMA,
+            ("predictor", pa.string()), ("distance", pa.int32()), ("fetch_cap", pa.float64()), ("rules", pa.string()),
+            *((name, pa.float64()) for name in ("hit_rate", "overlap", "recall", "recall_upper", "churn")),
+        ]
+    )  # fmt: skip
+    one = grid.with_budget(budget_tokens)
+    number = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for trace, group in open_groups(names):
+            for size in group.block_sizes:
+                for count in one.block_counts(group, size):
+                    fixed: dict[str, Any] = group_columns(trace, group, size, count)
+                    found = cap_rows(group, size, count * size, grid.max_distance, seed=seed)
+                    rows = [fixed | row for row in found]
+                    writer.write_table(pa.Table.from_pylist(rows, schema))
+                    number += len(rows)
+    return number

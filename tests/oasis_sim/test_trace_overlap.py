@@ -1,0 +1,91 @@
+"""`oasis-sim trace overlap` as a user runs it, and the page that shows what it wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.overlap_frames import load_caps, load_misses, load_overlap
+from analysis.overlap_tables import write_tables
+from tests.oasis_sim.conftest import REPOSITORY, Oasis
+
+PAGE, FOLDER = REPOSITORY / "docs/traces.md", REPOSITORY / "docs/traces"
+
+
+def test_tables_and_pictures(oasis: Oasis, tiny_trace: Path) -> None:
+    done = oasis("trace", "overlap", str(tiny_trace), "--out", "told", "--detail-budget", "256", "--json")
+    assert done.code == 0, done.err
+    document = done.document
+    assert set(document["rows"]) == {"overlap.parquet", "misses.parquet", "caps.parquet"}
+    assert {"distance.png", "heads.png", "caps.png", "block-sizes.png"} <= set(document["pictures"])
+    assert "sparse.png" not in document["pictures"], "the trace has no drafts over a working set"
+    for name, rows in document["rows"].items():
+        assert len(pd.read_parquet(Path("told") / name)) == rows
+    table = pd.read_parquet("told/overlap.parquet")
+    assert set(table["num_blocks"]) == {256 // 8, 16, 20, 8, 4}
+    assert set(table["block_size_tokens"]) == {8, 16, 32, 64}
+    assert not [path for path in Path("told").iterdir() if path.name.startswith(".")]
+    again = oasis("trace", "overlap", str(tiny_trace), "--out", "again", "--detail-budget", "256", "--no-pictures")
+    assert again.code == 0, again.err
+    for name in document["rows"]:
+        assert (Path("told") / name).read_bytes() == (Path("again") / name).read_bytes()
+    few = oasis(
+        *("trace", "overlap", str(tiny_trace), "--out", "few", "--budgets", "128", "--top-blocks", "0"),
+        *("--block-sizes", "16", "--max-distance", "2", "--no-pictures", "--detail-budget", "128", "--json"),
+    )
+    assert few.code == 0, few.err
+    table = pd.read_parquet("few/overlap.parquet")
+    assert (set(table["num_blocks"]), set(table["distance"])) == ({8}, {1, 2})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smollm2-135m-reason"], "neither a shipped trace nor an existing file"),
+        (["TINY", "TINY"], "are both named"),
+        (["TINY", "--budgets", "256,x"], "--budgets"),
+        (["TINY", "--budgets", "0"], "must be positive"),
+        (["TINY", "--budgets", "8192", "--top-blocks", "0", "--detail-budget", "128"], "none ranks a budget"),
+        (["TINY", "--max-distance", "9"], "max_distance 9"),
+        (["TINY", "--detail-budget", "0"], "--detail-budget 0"),
+        (["TINY", "--detail-budget", "4096"], "--detail-budget 4096"),
+    ],
+)
+def test_bad_input_is_one_line(oasis: Oasis, tiny_trace: Path, arguments: list[str], message: str) -> None:
+    given = [str(tiny_trace) if argument == "TINY" else argument for argument in arguments]
+    done = oasis("trace", "overlap", *given, "--out", "told", "--quiet")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert message in done.err
+
+
+def test_the_page_shows_tables_as_they_are_made() -> None:
+    overlap, misses = load_overlap(FOLDER / "overlap.parquet"), load_misses(FOLDER / "misses.parquet")
+    tables = write_tables(overlap, misses, load_caps(FOLDER / "caps.parquet"), 512)
+    assert (FOLDER / "tables.md").read_text(encoding="utf-8") == tables
+    script = REPOSITORY / "docs/scripts/refresh_tables.py"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, env=environment, check=False)  # fmt: skip  # noqa: E501
+    assert done.returncode == 0, done.stderr
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("<!-- table: ") >= 6
+    pictures = re.findall(r"^!\[.*?\]\((.*?)\)$", text, flags=re.MULTILINE)
+    assert len(pictures) >= 6
+    assert all((PAGE.parent / picture).is_file() for picture in pictures)
+
+
+def test_a_shipped_trace_gives_the_rows_that_the_page_keeps(oasis: Oasis) -> None:
+    """Of one compact trace, so that the page's tables cannot outlive a change of the definitions."""
+    name = "smollm2-135m-reasoning-2k-h200"
+    done = oasis("trace", "overlap", name, "--out", "told", "--no-pictures", "--quiet", "--json")
+    assert done.code == 0, done.err
+    for file in done.document["rows"]:
+        kept, made = pd.read_parquet(FOLDER / file), pd.read_parquet(Path("told") / file)
+        kept = kept[kept["trace"] == name].reset_index(drop=True)
+        pd.testing.assert_frame_equal(kept, made, check_dtype=False, rtol=1e-5)
