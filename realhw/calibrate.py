@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from realhw import forkbench, gpu_pair, linkbench, microbench, numa, pairbench
+from realhw import gpu_pair, launchbench, linkbench, microbench, numa, pairbench
 from realhw.device import device_info, require_gpu
 from realhw.geometry import GEOMETRIES
 from realhw.host_kv import require_pinnable
@@ -84,10 +84,11 @@ def measure_machine(
         ("hop", lambda: linkbench.bench_hop(recorder)),
         ("packing", lambda: linkbench.bench_pack(recorder, bench)),
         ("overheads", lambda: linkbench.bench_overheads(recorder)),
-        ("forks", lambda: forkbench.bench_forks(recorder, geometry)),
+        ("launches", lambda: launchbench.bench_layer_launches(recorder)),
         ("pairs", lambda: pairbench.bench_pairs(recorder, bench, geometry)),
         ("selection", lambda: microbench.bench_selection(recorder, geometry)),
         ("attention", lambda: microbench.bench_attention(recorder, geometry)),
+        ("small heads", lambda: microbench.bench_small_heads(recorder, GEOMETRIES["SmolLM2-135M"])),
         ("switches", lambda: microbench.bench_switches(recorder, geometry)),
         ("small", lambda: microbench.bench_small(recorder, geometry)),
         ("gemm", lambda: microbench.bench_gemm(recorder, tuple(GEOMETRIES.values()))),

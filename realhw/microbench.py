@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,15 @@ SWITCHES = (
     ("attention", "append"),
 )
 GEMM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ATTENTION_BATCHES = (1, 4, 8, 16, 32, 64)
 WORKING_SETS = (256, 528, 1040, 2064, 4112, 8208)
 """Tokens of working sets with draft rows: K blocks and the open one."""
 CONTEXTS = (528, 2064, 4112, 8208, 16400, 33024)
 """Tokens read by one row: working sets and whole contexts."""
 SCORED_BLOCKS = (96, 250, 260, 1020, 1030, 2040, 2060)
 """On both sides of the powers of two, where top-K pads: a context of 2^n tokens and what it generates lies above."""
+SMALL_BATCHES = (1, 8, 32, 64)
+"""Of the smaller head dimension, up to the positions of its model."""
 PLANNED_SLOTS = ((16, 16), (32, 32), (32, 36), (128, 128), (128, 135), (256, 256), (256, 270))
 """(K, slots): exact and with slack, whose padding costs."""
 TARGET_S = 1e-3
@@ -107,14 +110,30 @@ def draft_head_shapes(g: ModelGeometry) -> list[tuple[int, int]]:
 
 
 def bench_attention(recorder: Recorder, geometry: ModelGeometry) -> None:
-    """Working sets of 64 to 256 blocks with two rows, and long dense KV with one."""
-    for batch in (1, 4, 8, 16, 32, 64):
-        for tokens in WORKING_SETS:
-            work = attention_work(geometry, batch, tokens, 2)
-            add(recorder, "attention", work, measure(work), batch=batch, tokens=tokens, rows=2)
-        for tokens in CONTEXTS:
-            work = attention_work(geometry, batch, tokens, 1)
-            add(recorder, "attention", work, measure(work, repetitions=5), batch=batch, tokens=tokens, rows=1)
+    """Working sets with two rows, and long dense KV with one."""
+    _bench_attention(recorder, geometry, ATTENTION_BATCHES, WORKING_SETS, CONTEXTS)
+
+
+def _bench_attention(
+    recorder: Recorder, g: ModelGeometry, batches: Sequence[int], sets: Sequence[int], contexts: Sequence[int]
+) -> None:
+    for batch, rows in itertools.product(batches, (2, 1)):
+        for tokens in sets if rows == 2 else contexts:
+            work = attention_work(g, batch, tokens, rows)
+            timing = measure(work, repetitions=9 if rows == 2 else 5)
+            add(recorder, "attention", work, timing, batch=batch, tokens=tokens, rows=rows, **_heads(g))
+
+
+def _heads(g: ModelGeometry) -> dict[str, int]:
+    return {"kv_heads": g.num_kv_heads, "head_dim": g.head_dim}
+
+
+def bench_small_heads(recorder: Recorder, geometry: ModelGeometry) -> None:
+    """Attention and scoring of a model with a smaller head dimension."""
+    _bench_attention(recorder, geometry, SMALL_BATCHES, WORKING_SETS[:3], CONTEXTS[:4])
+    for batch, blocks in itertools.product(SMALL_BATCHES, SCORED_BLOCKS[:4]):
+        work = score_work(geometry, batch, blocks)
+        add(recorder, "score", work, measure(work), batch=batch, blocks=blocks, **_heads(geometry))
 
 
 def bench_selection(recorder: Recorder, geometry: ModelGeometry) -> None:
@@ -122,7 +141,7 @@ def bench_selection(recorder: Recorder, geometry: ModelGeometry) -> None:
     for batch in (1, 8, 16, 32, 64):
         for blocks in SCORED_BLOCKS:
             work = score_work(geometry, batch, blocks)
-            add(recorder, "score", work, measure(work), batch=batch, blocks=blocks)
+            add(recorder, "score", work, measure(work), batch=batch, blocks=blocks, **_heads(geometry))
             k = 1 << ((blocks // 8).bit_length() - 1)
             work = topk_work(geometry, batch, blocks, k)
             timing = measure(work)

@@ -19,7 +19,7 @@ from traces.errors import InputError
 
 LARGE_COPY_BYTES = 16 << 20
 KV_HEADS, HEAD_DIM = 8, 128
-"""Of the geometry that is timed (Qwen3-8B)."""
+"""Of the geometry that the fits hold for, and of measurements that do not say (Qwen3-8B)."""
 SHARED_BELOW = 0.9
 """Two GPUs that copy at once at less than this share of twice the rate of one share a link."""
 BATCH_COUNT = 1024
@@ -82,7 +82,6 @@ class _Builder:
             if r.params["m"] < 1024
         ]
         data["kernels"]["timed"] = self._timed()
-        data["kernels"]["timed_head_dim"] = HEAD_DIM
         data["pairs"] = pair_rates(self._raw, self._make)
         return validated(HardwareSpec, data, f"profile {self._name}")
 
@@ -91,9 +90,12 @@ class _Builder:
         rows = []
         for kind, size in (("attention", "tokens"), ("score", "blocks"), ("topk", "blocks"), ("plan", "slots")):
             for r in self._raw.select(kind):
-                row = {"kind": kind, "heads": r.params["batch"] * KV_HEADS, "size": r.params[size]}
+                heads = r.params["batch"] * r.params.get("kv_heads", KV_HEADS)
+                row = {"kind": kind, "heads": heads, "size": r.params[size]}
                 if kind == "attention":
                     row["rows"] = r.params["rows"]
+                if kind in ("attention", "score"):
+                    row["head_dim"] = r.params.get("head_dim", HEAD_DIM)
                 if kind in ("topk", "plan"):
                     row["kept"] = r.params["k"]
                 rows.append({**row, "seconds": rounded(r.median)})
@@ -118,7 +120,10 @@ class _Builder:
     def _kernels(self) -> dict[str, Figure]:
         raw = self._raw
         gemms = [r for r in raw.select("gemm") if r.params["m"] < 1024]
-        rows = {kind: raw.select(kind) for kind in ("attention", "score", "topk", "plan", "sampling")}
+        rows = {
+            kind: [r for r in raw.select(kind) if r.params.get("head_dim", HEAD_DIM) == HEAD_DIM]
+            for kind in ("attention", "score", "topk", "plan", "sampling")
+        }
         gemm = self._make.fit(gemms, [r.num_bytes for r in gemms], "decode products", True)
         attention = self._make.fit(rows["attention"], [r.num_bytes for r in rows["attention"]], "KV bytes", True)
         score = self._make.fit(rows["score"], [r.num_bytes for r in rows["score"]], "compressed keys' bytes", True)
@@ -145,7 +150,17 @@ class _Builder:
             "scatter_bytes_per_s": self._make.rate(raw.one("scatter"), "16,384 blocks of 8 KiB to random slots"),
             "switch_s": self._switch(),
             "small_kernel_s": self._make.time(middle, "median of gated activation and KV append over batch sizes"),
+            **self._side_streams(),
         }  # fmt: skip
+
+    def _side_streams(self) -> dict[str, Figure]:
+        """What a layer of next to no work takes longer where a side stream plans and fetches for it."""
+        alone, beside = (self._raw.select("layer_launches", flow=flow) for flow in ("dense", "lookahead"))
+        if not alone:  # early measurements
+            return {}
+        more_s = max(0.0, beside[0].median - alone[0].median)
+        what = "a layer of next to no work with scoring, top-K, plan and gather on side streams, against one without"
+        return {"side_streams_s": self._make.figure(more_s, what, beside[0].spread, beside[0].repetitions)}
 
     def _switch(self) -> Figure:
         """Median over the pairs of kinds; their interquartile range is the spread."""

@@ -195,10 +195,7 @@ def _timed_s(
     hardware: HardwareSpec, model: ModelSpec, kind: str, batch_size: int, size: int, rows: int = 1
 ) -> float | None:
     """A launch as calibration timed it, where it did for this head dimension."""
-    kernels = hardware.kernels
-    if kernels.timed_head_dim != model.head_dim:
-        return None
-    timed = timed_kernel_s(kernels, kind, batch_size * model.num_kv_heads, size, rows)
+    timed = timed_kernel_s(hardware.kernels, kind, batch_size * model.num_kv_heads, size, model.head_dim, rows)
     return None if timed is None else timed + switch_s(hardware)
 
 
@@ -211,6 +208,12 @@ def _timed_selection_s(
     kept = policy.kv_budget_tokens // policy.block_size_tokens
     timed = timed_selection_s(hardware.kernels, kind, batch_size * model.num_kv_heads, size, kept)
     return None if timed is None else timed + switch_s(hardware)
+
+
+def side_streams_s(hardware: HardwareSpec) -> float:
+    """What a layer costs more where side streams work for it, beside what their kernels take, where it was timed."""
+    timed = hardware.kernels.side_streams_s
+    return 0.0 if timed is None else timed.value
 
 
 def switch_s(hardware: HardwareSpec) -> float:

@@ -19,12 +19,16 @@ def timed_gemm_s(kernels: KernelFigures, m: int, n: int, k: int) -> float | None
     return float(np.interp(m, rows, seconds))
 
 
-def timed_kernel_s(kernels: KernelFigures, kind: str, heads: int, size: int, rows: int = 1) -> float | None:
+def timed_kernel_s(
+    kernels: KernelFigures, kind: str, heads: int, size: int, head_dim: int, rows: int = 1
+) -> float | None:
     """Seconds of a launch over `heads` heads (batch x KV heads), bilinear in heads and size; null outside.
 
     Query rows between timed ones matter little: the nearest set of rows that covers the size serves.
     """
-    for _, head_axis, size_axis, seconds in sorted(_grids(kernels.timed, kind), key=lambda g: abs(g[0] - rows)):
+    for _, head_axis, size_axis, seconds in sorted(
+        _grids(kernels.timed, kind, head_dim), key=lambda g: abs(g[0] - rows)
+    ):
         if head_axis[0] <= heads <= head_axis[-1] and size_axis[0] <= size <= size_axis[-1]:
             per_head = [float(np.interp(size, size_axis, row)) for row in seconds]
             return float(np.interp(heads, head_axis, per_head))
@@ -96,12 +100,13 @@ def _gemm_rows(gemms: tuple[MeasuredGemm, ...], n: int, k: int) -> tuple[NDArray
 
 @lru_cache(maxsize=64)
 def _grids(
-    timed: tuple[TimedKernel, ...], kind: str
+    timed: tuple[TimedKernel, ...], kind: str, head_dim: int
 ) -> tuple[tuple[int, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], ...]:
     """(rows, head axis, size axis, seconds [heads, sizes]) of every complete grid of a kind."""
     grids = []
-    for rows in sorted({t.rows for t in timed if t.kind == kind}):
-        cells = {(t.heads, t.size): t.seconds for t in timed if t.kind == kind and t.rows == rows}
+    launches = [t for t in timed if (t.kind, t.head_dim) == (kind, head_dim)]
+    for rows in sorted({t.rows for t in launches}):
+        cells = {(t.heads, t.size): t.seconds for t in launches if t.rows == rows}
         heads, sizes = sorted({h for h, _ in cells}), sorted({s for _, s in cells})
         if len(cells) == len(heads) * len(sizes):
             seconds = np.array([[cells[h, s] for s in sizes] for h in heads])

@@ -48,6 +48,8 @@ class TimedKernel(Spec):
     """Tokens per KV head (attention), blocks (score, topk), slots (plan)."""
     rows: PositiveInt = 1
     """Query rows per request (attention)."""
+    head_dim: PositiveInt | None = None
+    """Elements of a key (attention, score); null: the time does not ask for it."""
     kept: PositiveInt | None = None
     """K (topk, plan); these kernels pad K and size to powers of two."""
     seconds: PositiveFloat
@@ -62,10 +64,10 @@ class KernelFigures(Spec):
     """Products timed by calibration: they come before the table and the fit for their (n, k), linear in m between."""
     timed: tuple[TimedKernel, ...] = ()
     """Launches timed by calibration: they come before the table and the fits, bilinear in heads and size between."""
-    timed_head_dim: PositiveInt | None = None
-    """Head dimension that `timed` holds for; other models use the fits."""
     switch_s: Figure | None = None
     """What a launch costs more after another kernel than after itself; added to every kernel. Null: not charged."""
+    side_streams_s: Figure | None = None
+    """What a layer's forks to side streams and joins with them cost the compute stream. Null: not charged."""
     small_kernel_s: Figure | None = None
     """A kernel that is mostly its launch (activation, KV append): two per layer. Null: not charged."""
     gemm_t0_s: Figure

@@ -13,7 +13,9 @@ from simulator.timed_kernels import timed_gemm_s, timed_kernel_s, timed_selectio
 @pytest.fixture(scope="module")
 def kernels() -> KernelFigures:
     timed = [
-        TimedKernel(kind="attention", heads=heads, size=size, rows=rows, seconds=rows * (heads + size) * 1e-9)
+        TimedKernel(
+            kind="attention", heads=heads, size=size, rows=rows, head_dim=64, seconds=rows * (heads + size) * 1e-9
+        )
         for rows in (1, 2)
         for heads in (8, 16)
         for size in (100, 300)
@@ -24,12 +26,13 @@ def kernels() -> KernelFigures:
 
 
 def test_launches_are_bilinear_between_timed_sizes_and_unknown_outside(kernels: KernelFigures) -> None:
-    assert timed_kernel_s(kernels, "attention", 12, 200, 1) == pytest.approx(212e-9)
-    assert timed_kernel_s(kernels, "attention", 12, 200, 2) == pytest.approx(424e-9)
-    assert timed_kernel_s(kernels, "attention", 12, 200, 3) == pytest.approx(424e-9), "nearest rows"
-    assert timed_kernel_s(kernels, "attention", 17, 200, 1) is None
-    assert timed_kernel_s(kernels, "attention", 8, 99, 1) is None
-    assert timed_kernel_s(kernels, "plan", 8, 100) is None
+    assert timed_kernel_s(kernels, "attention", 12, 200, 64, 1) == pytest.approx(212e-9)
+    assert timed_kernel_s(kernels, "attention", 12, 200, 64, 2) == pytest.approx(424e-9)
+    assert timed_kernel_s(kernels, "attention", 12, 200, 64, 3) == pytest.approx(424e-9), "nearest rows"
+    assert timed_kernel_s(kernels, "attention", 17, 200, 64, 1) is None
+    assert timed_kernel_s(kernels, "attention", 8, 99, 64, 1) is None
+    assert timed_kernel_s(kernels, "attention", 12, 200, 128, 1) is None, "another head dimension"
+    assert timed_kernel_s(kernels, "plan", 8, 100, 64) is None
 
 
 def test_products_are_linear_in_rows_for_a_timed_shape_only(kernels: KernelFigures) -> None:
