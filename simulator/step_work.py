@@ -343,8 +343,6 @@ def _durations(
     dur[:, at.ALLREDUCE] = cost.layer_allreduces_s(hardware, model, rows)
     dur[:, at.ALLREDUCE] += cost.step_collectives_s(hardware, model, rows, logit_rows) / model.num_layers
     dur[:, at.LM_HEAD] = cost.lm_head_s(hardware, model, logit_rows)
-    if path.rules.prefetches and policy.selector != "all":
-        dur[:, at.QKV] += cost.side_streams_s(hardware)
     dur[:, at.HOP] = path.link.hop_s
     blocks = _num_blocks(policy, kv_len)
     for n in map(int, np.unique(blocks)):
@@ -355,6 +353,8 @@ def _durations(
             dur[here, at.SCORE : at.PLAN + 1], dur[here, at.SIDE_SCORE : at.SIDE_PLAN + 1] = selections_s(
                 hardware, model, policy, path.rules, corrected_share, batch_size, n, slots_held(policy, n)
             )
+            if path.rules.prefetches:
+                dur[here, at.QKV] += cost.side_streams_s(hardware)
     return dur
 
 

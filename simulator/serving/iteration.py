@@ -140,6 +140,8 @@ class Iteration:
             return
         selections = kernels.selections_s(decoding, blocks, mean_size(self.totals[SLOTS], decoding))
         dur[at.SCORE : at.PLAN + 1], dur[at.SIDE_SCORE : at.SIDE_PLAN + 1] = selections
+        if self.path.rules.prefetches:
+            dur[at.QKV] += cost.side_streams_s(self.setting.hardware)
 
     def _fill_attention(self, batch: Batch) -> None:
         hardware, model, decoding = self.setting.hardware, self.setting.model, batch.num_decoding

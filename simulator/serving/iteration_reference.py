@@ -101,6 +101,8 @@ class ReferenceRun:
             dur[at.SCORE : at.PLAN + 1], dur[at.SIDE_SCORE : at.SIDE_PLAN + 1] = selections_s(
                 hardware, model, policy, self.path.rules, self.corrected_share, batch, blocks, slots
             )
+            if self.path.rules.prefetches:
+                dur[at.QKV] += cost.side_streams_s(hardware)
         return dur
 
     def _attention(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -10,6 +10,7 @@ from realhw.expected_moves import expected_moves, mismatches
 from realhw.point_policy import policy_of
 from realhw.predictions import predict, steady_steps
 from simulator.catalog import load_hardware
+from simulator.specs.base import Figure
 
 RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
 
@@ -41,6 +42,19 @@ def test_a_small_run_with_transfers_moves_what_the_rules_say_and_takes_about_as_
     assert found["fetched_blocks"] > 1000
     assert abs(found["error"]) < 0.1
     assert 0 < found["transfer_over_compute"] < 0.5
+
+
+@pytest.mark.parametrize(("system", "layers"), [("quest", 0), ("retrieval", 0), ("prefetch-previous", 36)])
+def test_side_streams_cost_each_layer_of_flows_that_plan_beside_compute_and_no_other(system, layers, hardware):
+    def tpot_s(side_streams_s):
+        figure = Figure(value=side_streams_s, source="a test")
+        kernels = hardware.kernels.model_copy(update={"side_streams_s": figure})
+        row = row_of(system, 1, 4096)
+        return predict(row, hardware.model_copy(update={"kernels": kernels}))["predicted_tpot_s"]
+
+    # A compute-bound step shows all of it.
+    more_s = tpot_s(4e-6) - tpot_s(0.0)
+    assert more_s == pytest.approx(layers * 4e-6, rel=0.05, abs=1e-12)
 
 
 def test_a_moved_block_that_differs_is_counted():
