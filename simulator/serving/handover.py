@@ -63,11 +63,12 @@ class Handover:
     """
 
     def __init__(
-        self, env: simpy.Environment, serving: ServingSpec, network: Network, sizes: HandoverBytes,
+        self, env: simpy.Environment, serving: ServingSpec, links: Sequence[Network], sizes: HandoverBytes,
         prefill: Sequence[Side], decoding: Sequence[Side], num_layers: int,
     ) -> None:  # fmt: skip
+        """`links`: decode replicas use them in turn."""
         self.env, self.serving, self.mode = env, serving, serving.disaggregation
-        self.network, self.sizes, self.prefill, self.decoding = network, sizes, prefill, decoding
+        self.links, self.sizes, self.prefill, self.decoding = links, sizes, prefill, decoding
         self.num_layers = num_layers
         self.tally = HandoverTally()
         self._layers: dict[RequestState, simpy.Event] = {}
@@ -121,11 +122,11 @@ class Handover:
             request.network_bytes += request.pulled_blocks * self.sizes.block_bytes
             self._sent(*self._kept.pop(request))
 
-    def fetching(self, num_bytes: int) -> None:
-        """An iteration fetches so many bytes of blocks, of all GPUs, from the prefill side. What it waits for is its
-        own business; admissions wait behind it."""
+    def fetching(self, replica: int, num_bytes: int) -> None:
+        """An iteration of a decode replica fetches so many bytes of blocks, of all GPUs, from the prefill side. What it
+        waits for is its own business; admissions wait behind it."""
         self.tally.asked_bytes += num_bytes
-        self.network.send((Part(num_bytes, float(self.sizes.block_bytes)),), PULLED)
+        self._link(replica).send((Part(num_bytes, float(self.sizes.block_bytes)),), PULLED)
 
     def _await_layers(self, request: RequestState) -> Events:
         yield self._layers.pop(request)
@@ -154,7 +155,10 @@ class Handover:
         num_bytes = sum(part.num_bytes for part in parts)
         request.network_bytes += num_bytes
         self.tally.asked_bytes += num_bytes
-        return self.network.send(parts, priority, num_pieces, first_s, gap_s)
+        return self._link(request.replica).send(parts, priority, num_pieces, first_s, gap_s)
+
+    def _link(self, replica: int) -> Network:
+        return self.links[replica % len(self.links)]
 
     def _arrived(self, request: RequestState, admission: Parts) -> None:
         """Decoding may start."""

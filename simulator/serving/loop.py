@@ -84,7 +84,7 @@ class Replica:
                 for chunk in batch.chunks:
                     self.handover.computing(chunk, seconds)
             elif self.handover is not None and self.times.pulled_bytes:
-                self.handover.fetching(self.times.pulled_bytes)
+                self.handover.fetching(self.number, self.times.pulled_bytes)
             yield self.env.timeout(seconds)
             self.busy_s += seconds
             self.host_byte_s += seconds * self.scheduler.pools.host_used_bytes

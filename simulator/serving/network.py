@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import simpy
@@ -30,19 +30,23 @@ class Part(NamedTuple):
 
 
 class Wire:
-    """What the adapters of the decode host bring in for `num_gpus` of its GPUs: their share of them, at least one.
+    """The adapters that bring KV to a decode host: those of `num_gpus` of its GPUs, at least one, divided among links.
 
-    Messages of a size take what one adapter was measured to take for many in a row (`nic.messages`); adapters work on
-    different messages at a time. Prefill hosts are assumed to send as fast as the decode host receives.
+    Each replica has the adapters of its own GPUs as one link; where there are fewer adapters than replicas, several
+    replicas share one. Messages of a size take what an adapter was measured to take for many in a row (`nic.messages`);
+    adapters work on different messages at a time. A prefill replica has as many GPUs, so it can send as fast as a link
+    receives; that it does so to several at once is an assumption.
     """
 
-    def __init__(self, hardware: HardwareSpec, num_gpus: int) -> None:
+    def __init__(self, hardware: HardwareSpec, num_gpus: int, num_replicas: int = 1) -> None:
         host, nic = hardware.host, hardware.nic
         gpus = host.num_sockets.value * host.gpus_per_socket.value
-        adapters = host.num_sockets.value * nic.per_socket.value
-        self.nic, self.num_adapters = nic, max(1.0, adapters * min(1.0, num_gpus / gpus))
+        adapters = max(1.0, host.num_sockets.value * nic.per_socket.value * min(1.0, num_gpus / gpus))
+        self.nic, self.num_links = nic, min(num_replicas, int(adapters))
+        self.num_adapters = adapters / self.num_links
+        """Of a link."""
         self.bytes_per_s = self.num_adapters * nic.bytes_per_s.value
-        """Large messages."""
+        """Of a link, in large messages."""
 
     def seconds(self, parts: Sequence[Part]) -> float:
         """Of the link, without the time to the first byte."""
@@ -54,27 +58,47 @@ class Wire:
 
 
 class Bursts:
-    """Bytes by windows of WINDOW_S; those of a transfer are spread evenly over its time. Added in order of time."""
+    """Bytes by windows of WINDOW_S; those of a transfer are spread evenly over its time. Added in order of starting."""
 
     def __init__(self) -> None:
-        self.peak_bytes = 0.0
-        self.num_windows = 0
+        self._windows: dict[int, float] = {}
+        """Those that later transfers may still add to."""
+        self._past_peak_bytes, self._num_past = 0.0, 0
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(self._past_peak_bytes, max(self._windows.values(), default=0.0))
+
+    @property
+    def num_windows(self) -> int:
         """With any bytes."""
-        self._window, self._bytes = -1, 0.0
+        return self._num_past + len(self._windows)
 
     def add(self, start_s: float, seconds: float, num_bytes: int) -> None:
+        for past in [window for window in self._windows if (window + 1) * WINDOW_S <= start_s]:
+            self._past_peak_bytes = max(self._past_peak_bytes, self._windows.pop(past))
+            self._num_past += 1
         at_s, end_s = start_s, start_s + seconds
         while at_s < end_s:
             window = int(at_s / WINDOW_S)
             if (window + 1) * WINDOW_S <= at_s:  # rounded down
                 window += 1
             until_s = min(end_s, (window + 1) * WINDOW_S)
-            if window != self._window:
-                self._window, self._bytes = window, 0.0
-                self.num_windows += 1
-            self._bytes += num_bytes * (until_s - at_s) / seconds
-            self.peak_bytes = max(self.peak_bytes, self._bytes)
+            self._windows[window] = self._windows.get(window, 0.0) + num_bytes * (until_s - at_s) / seconds
             at_s = until_s
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed the links of a host together."""
+
+    total_bytes: int = 0
+    backlog_bytes: int = 0
+    """Asked for and not there yet, future layers of a chunk included."""
+    backlog_peak_bytes: int = 0
+    busy_s: float = 0.0
+    """Over all links."""
+    bursts: Bursts = field(default_factory=Bursts)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,16 +130,13 @@ class Transfer:
 
 
 class Network:
-    """Pieces in order of readiness, those that a request waits for before the background; each has the whole link.
+    """One link: pieces in order of urgency, then of readiness; each has the whole link.
 
     The time to the first byte of a message shows once, behind a transfer's last piece.
     """
 
-    def __init__(self, env: simpy.Environment, wire: Wire, t0_s: float) -> None:
-        self.env, self.wire, self.t0_s = env, wire, t0_s
-        self.total_bytes = self.backlog_bytes = self.backlog_peak_bytes = 0
-        self.busy_s = 0.0
-        self.bursts = Bursts()
+    def __init__(self, env: simpy.Environment, wire: Wire, t0_s: float, traffic: Traffic) -> None:
+        self.env, self.wire, self.t0_s, self.traffic = env, wire, t0_s, traffic
         self._num_sends = 0
         self._coming: list[tuple[float, int, Transfer]] = []
         """Heap: next piece not ready yet."""
@@ -136,8 +157,9 @@ class Network:
             num_pieces = -(-num_bytes // PIECE_BYTES)
         seconds = self.wire.seconds(parts) / num_pieces
         ready_s = self.env.now if first_s is None else first_s
-        self.backlog_bytes += num_bytes
-        self.backlog_peak_bytes = max(self.backlog_peak_bytes, self.backlog_bytes)
+        traffic = self.traffic
+        traffic.backlog_bytes += num_bytes
+        traffic.backlog_peak_bytes = max(traffic.backlog_peak_bytes, traffic.backlog_bytes)
         self._queue(Transfer(priority, num_bytes, num_pieces, seconds, ready_s, gap_s, done))
         if not self._submitted.triggered:
             self._submitted.succeed()
@@ -163,12 +185,12 @@ class Network:
             transfer = heapq.heappop(self._ready)[-1]
             pieces, num_bytes = transfer.take(env.now)
             is_last = transfer.num_sent == transfer.num_pieces
-            start_s, seconds = env.now, pieces * transfer.piece_s + self.t0_s * is_last
+            seconds = pieces * transfer.piece_s + self.t0_s * is_last
+            self.traffic.bursts.add(env.now, seconds, num_bytes)
             yield env.timeout(seconds)
-            self.busy_s += seconds
-            self.total_bytes += num_bytes
-            self.backlog_bytes -= num_bytes
-            self.bursts.add(start_s, seconds, num_bytes)
+            self.traffic.busy_s += seconds
+            self.traffic.total_bytes += num_bytes
+            self.traffic.backlog_bytes -= num_bytes
             if is_last:
                 transfer.done.succeed()
             else:

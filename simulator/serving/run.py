@@ -26,7 +26,7 @@ from simulator.serving.kernel_times import Setting
 from simulator.serving.left_behind import ALL_CAME, left_behind
 from simulator.serving.link_demand import LinkDemand
 from simulator.serving.loop import Replica, serve_all
-from simulator.serving.network import Network, Part, Wire
+from simulator.serving.network import Network, Part, Traffic, Wire
 from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
@@ -107,7 +107,8 @@ class ReplicaBuilder:
     def build_prefill(self, env: simpy.Environment, decoding: Sequence[Replica]) -> list[Replica]:
         """Replicas on other hosts, and the network between them and the `decoding` ones."""
         point, serving = self.point, self.serving
-        network = Network(env, Wire(point.hardware, point.num_gpus), point.hardware.nic.t0_s.value)
+        wire, traffic = Wire(point.hardware, point.num_gpus, len(decoding)), Traffic()
+        networks = [Network(env, wire, point.hardware.nic.t0_s.value, traffic) for _ in range(wire.num_links)]
         sizes = HandoverBytes(point.shard, point.policy, self.tables, point.spec.placement.tensor_parallel)
         tables = staging_tables(point.shard, point.policy, self.tables)
         count = serving.prefill_replicas or len(decoding)
@@ -120,7 +121,7 @@ class ReplicaBuilder:
             pools = self._new_pools()
             scheduler = Scheduler(serving, tables, pools, decode, self._prefix(pools), role="prefill")
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
-        handover = Handover(env, serving, network, sizes, replicas, decoding, point.shard.num_layers)
+        handover = Handover(env, serving, networks, sizes, replicas, decoding, point.shard.num_layers)
         for replica in (*replicas, *decoding):
             replica.handover = handover
         return replicas

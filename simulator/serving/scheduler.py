@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -18,37 +17,10 @@ from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.pools import Int64, Pool, Pools, RequestPools
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.request_state import RequestState
-from simulator.serving.work import Batch, Chunk
+from simulator.serving.work import Batch, Chunk, Finished, Tally
 from simulator.specs.serving import ServingSpec
 
 Role = Literal["both", "prefill", "decode"]
-
-
-@dataclass(slots=True)
-class Tally:
-    """What scheduling cost: counts over a run."""
-
-    num_preemptions: int = 0
-    num_swaps: int = 0
-    """Of the preemptions, those that swapped."""
-    recomputed_tokens: int = 0
-    """KV that was dropped and prefilled again."""
-    swapped_bytes: int = 0
-    """Both ways."""
-    prefilled_tokens: int = 0
-    host_request_peak_bytes: int = 0
-    """Most that one request held in host memory when it finished."""
-
-
-@dataclass(slots=True)
-class Finished:
-    """Requests whose first, second or last token came with an iteration."""
-
-    first_token: list[RequestState] = field(default_factory=list)
-    second_token: list[RequestState] = field(default_factory=list)
-    done: list[RequestState] = field(default_factory=list)
-    prefilled: list[RequestState] = field(default_factory=list)
-    """To decode elsewhere."""
 
 
 class Scheduler:

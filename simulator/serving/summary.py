@@ -129,18 +129,18 @@ def handover_metrics(run: Run, duration_s: float) -> Row:
     handover = run.replicas[0].handover
     if handover is None or not handover.tally.num_requests:
         return dict.fromkeys(names)
-    tally, network = handover.tally, handover.network
-    bursts, num_prefill = network.bursts, len(run.prefill)
+    tally, traffic, num_links = handover.tally, handover.links[0].traffic, len(handover.links)
+    bursts, num_prefill = traffic.bursts, len(run.prefill)
     values = (
         sum(replica.busy_s for replica in run.prefill) / (duration_s * num_prefill),
         sum(replica.blocked_s for replica in run.prefill) / num_prefill,
         run.tensor_parallel * sum(replica.scheduler.pools.host_peak_bytes for replica in run.prefill),
         tally.admission_bytes / tally.num_handovers,
-        network.total_bytes / tally.num_requests,
-        network.busy_s / duration_s,
+        traffic.total_bytes / tally.num_requests,
+        traffic.busy_s / (duration_s * num_links),
         bursts.peak_bytes / WINDOW_S,
-        bursts.peak_bytes * bursts.num_windows / network.total_bytes,
-        network.backlog_peak_bytes,
+        bursts.peak_bytes * bursts.num_windows / traffic.total_bytes,
+        traffic.backlog_peak_bytes,
         tally.num_expected / tally.num_handovers,
     )
     return dict(zip(names, values, strict=True))

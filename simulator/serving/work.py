@@ -1,8 +1,8 @@
-"""What an iteration computes and moves, as totals over its batch; the two iteration models price the same totals."""
+"""What an iteration computes and moves, and what came of it; the two iteration models price the same totals."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulator.serving.request_state import RequestState
 
@@ -51,3 +51,30 @@ class Batch:
     def num_ended_prompts(self) -> int:
         """Prompts whose last chunk this is: each has a row that needs logits."""
         return sum(chunk.is_last for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What scheduling cost: counts over a run."""
+
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    """Of the preemptions, those that swapped."""
+    recomputed_tokens: int = 0
+    """KV that was dropped and prefilled again."""
+    swapped_bytes: int = 0
+    """Both ways."""
+    prefilled_tokens: int = 0
+    host_request_peak_bytes: int = 0
+    """Most that one request held in host memory when it finished."""
+
+
+@dataclass(slots=True)
+class Finished:
+    """Requests whose first, second or last token came with an iteration."""
+
+    first_token: list[RequestState] = field(default_factory=list)
+    second_token: list[RequestState] = field(default_factory=list)
+    done: list[RequestState] = field(default_factory=list)
+    prefilled: list[RequestState] = field(default_factory=list)
+    """To decode elsewhere."""

@@ -165,8 +165,8 @@ def test_bytes_sent_are_bytes_received_are_those_of_the_requests(mode, tmp_path)
     np.testing.assert_allclose(np.median(requests["handover_s"]), found["handover_p50_s"])
     _, (decoding,), _ = serve(mode, {**BUSY, "serving.prefill_replicas": 2})
     handover = decoding.handover
-    assert handover.tally.asked_bytes == handover.network.total_bytes == sum(requests["network_bytes"])
-    assert handover.network.backlog_bytes == 0
+    assert handover.tally.asked_bytes == handover.links[0].traffic.total_bytes == sum(requests["network_bytes"])
+    assert handover.links[0].traffic.backlog_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -189,6 +189,22 @@ def test_every_request_is_handed_over_once_and_nothing_stays(system, mode):
         assert (replica.scheduler.pools.used == 0).all()
         assert replica.scheduler.num_unfinished == 0
     assert decoding[0].handover.tally.num_handovers == 16
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_replicas_on_both_sides_lose_nothing_and_have_a_link_each(mode):
+    settings = {**BUSY, "placement.num_gpus": 4, "serving.prefill_replicas": 3, "serving.num_requests": 40}
+    log, decoding, prefill = serve(mode, {**settings, "serving.router": "least-loaded"})
+    assert (len(decoding), len(prefill), len(decoding[0].handover.links)) == (4, 3, 4)
+    assert log.num_finished == 40
+    assert all(replica.busy_s > 0 for replica in (*decoding, *prefill))
+    for replica in (*decoding, *prefill):
+        assert (replica.scheduler.pools.used == 0).all()
+    handover = decoding[0].handover
+    assert handover.tally.asked_bytes == handover.links[0].traffic.total_bytes
+    # One request at a time has one replica's adapter, however many the host has.
+    one, four = (row(mode, **IDLE, **{"placement.num_gpus": gpus, "serving.prefill_replicas": 1}) for gpus in (1, 4))
+    assert four["handover_p50_s"] == pytest.approx(one["handover_p50_s"], rel=1e-9)
 
 
 def test_prefill_elsewhere_does_not_disturb_decoding():

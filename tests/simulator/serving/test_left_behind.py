@@ -180,4 +180,4 @@ def test_preempted_requests_give_up_what_they_had_pulled():
     assert log.num_finished == 40
     for replica in (decoding, *prefill):
         assert (replica.scheduler.pools.used == 0).all()
-    assert decoding.handover.tally.asked_bytes == decoding.handover.network.total_bytes
+    assert decoding.handover.tally.asked_bytes == decoding.handover.links[0].traffic.total_bytes
