@@ -59,14 +59,15 @@ def hold(n: int, kv_len: Int64, held_blocks: Int64, block_size: int) -> None:
 @njit(cache=True)
 def measure(
     n: int, kv_len: Int64, left: Int64, row: Int64, block_size: int, num_kept: int, num_slots: int, window: int,
-    demand: Int32, gained: Int64, row_uses: Int64, gpus_alike: Int64, pulls: bool, left_blocks: Int64,
-    pulled_blocks: Int64, totals: Int64, sums: Int64,
+    demand: Int32, gained: Int64, row_uses: Int64, gpus_alike: Int64, pulls: bool, pulled: Int64,
+    totals: Int64, sums: Int64,
 ) -> None:  # fmt: skip
     """totals [NUM_TOTALS] and demand sums [D, counts, L] of a step; counts the use of each demand row.
 
     `num_kept` 0: all tokens are attended. A request of at most K blocks has all of them and fetches nothing.
     `num_slots`: K + slack per KV head. `gained` [rows]: tokens that a step adds. `pulls`: blocks from beyond the host
-    are new ones of a prompt of which `left_blocks` are still there; they are counted in `pulled_blocks` (of all GPUs).
+    are new ones of a prompt, and count as far as they have not come by themselves; `pulled` [4, requests], of all GPUs:
+    blocks that are still there, that no step has fetched yet, what rounding owes, and, counted here, those pulled.
     """
     totals[:] = 0
     sums[:] = 0
@@ -87,19 +88,46 @@ def measure(
         if num_kept > 0 and blocks > num_kept:
             at = row[i]
             row_uses[at] += 1
-            counted = REMOTE_FETCHED if pulls and left_blocks[i] <= 0 else num_counts
+            counted = REMOTE_FETCHED if pulls else num_counts
             for gpu in range(num_gpus):
                 for count in range(counted):
                     for layer in range(num_layers):
                         sums[gpu, count, layer] += demand[at, gpu, count, layer]
-            if pulls and counted > REMOTE_FETCHED:
-                new_blocks = 0
-                for gpu in range(num_gpus):
-                    for layer in range(num_layers):
-                        here = demand[at, gpu, REMOTE_FETCHED, layer] + demand[at, gpu, REMOTE_REPAIRED, layer]
-                        new_blocks += gpus_alike[gpu] * here
-                left_blocks[i] -= new_blocks
-                pulled_blocks[i] += new_blocks
+            if pulls and pulled[0, i] > 0:
+                pull(demand[at], gpus_alike, pulled[:, i], sums)
+
+
+@njit(cache=True)
+def pull(row: Int32, gpus_alike: Int64, pulled: Int64, sums: Int64) -> None:
+    """Adds a request's blocks from the prefill side to `sums`: of the new blocks of its row [D, counts, L] the share
+    that is still there, in whole blocks whose running sum is right.
+
+    `pulled`: [still there, fetched by no step yet, remainder, pulled so far].
+    """
+    there, of = pulled[0], pulled[1]
+    if there >= of:  # nothing came by itself
+        there = of = 1
+        pulled[2] = 0
+    new_blocks = 0
+    for gpu in range(sums.shape[0]):
+        for layer in range(sums.shape[2]):
+            urgent, repaired = row[gpu, REMOTE_URGENT, layer], row[gpu, REMOTE_REPAIRED, layer]
+            ahead = row[gpu, REMOTE_FETCHED, layer] - urgent
+            new_blocks += gpus_alike[gpu] * (ahead + urgent + repaired)
+            for kind in range(3):
+                blocks = ahead if kind == 0 else urgent if kind == 1 else repaired
+                owed = blocks * there + pulled[2]
+                now = min(blocks, owed // of)
+                pulled[2] = owed - now * of
+                pulled[0] -= gpus_alike[gpu] * now
+                pulled[3] += gpus_alike[gpu] * now
+                if kind < 2:
+                    sums[gpu, REMOTE_FETCHED, layer] += now
+                if kind == 1:
+                    sums[gpu, REMOTE_URGENT, layer] += now
+                if kind == 2:
+                    sums[gpu, REMOTE_REPAIRED, layer] += now
+    pulled[1] = max(0, pulled[1] - new_blocks)
 
 
 @njit(cache=True)

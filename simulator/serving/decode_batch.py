@@ -13,10 +13,11 @@ from simulator.serving.request_state import RequestState
 
 Int64 = NDArray[np.int64]
 
-KV_LEN, LEFT, HELD_BLOCKS, ROW, ROW_START, ROW_STOP, PROMPT_BLOCKS, GROUP, LEFT_BLOCKS, PULLED_BLOCKS = range(10)
-NUM_FIELDS = 10
+KV_LEN, LEFT, HELD_BLOCKS, ROW, ROW_START, ROW_STOP, PROMPT_BLOCKS, GROUP = range(8)
+LEFT_BLOCKS, NEW_BLOCKS, CARRY, PULLED_BLOCKS, NUM_FIELDS = range(8, 13)
 """KV length that the next iteration attends to, output tokens to come, blocks of memory held, next demand row and the
-range that it wraps in, blocks prefilled, trace group, blocks that are still on the prefill side and that came since."""
+range that it wraps in, blocks prefilled, trace group; blocks of the prompt that are still on the prefill side, that no
+plan has fetched yet, what rounding owes, and those that plans fetched from there."""
 
 
 class DecodeBatch:
@@ -43,7 +44,8 @@ class DecodeBatch:
         if self.left is not ALL_CAME:
             columns[PROMPT_BLOCKS] = -(-request.prefilled_tokens // self.block_size_tokens)
             columns[GROUP] = n.group_of(request)
-            columns[LEFT_BLOCKS] = self.left.gap_blocks[columns[PROMPT_BLOCKS]]
+            columns[LEFT_BLOCKS] = request.left_blocks
+            columns[NEW_BLOCKS] = self.left.gap_blocks[columns[PROMPT_BLOCKS]]
         self.requests.append(request)
 
     def leave(self, request: RequestState) -> int:
@@ -55,6 +57,20 @@ class DecodeBatch:
         batch_kernel.remove(np.array([at]), len(self.requests), self._columns)
         del self.requests[at]
         return held
+
+    def left_blocks(self, request: RequestState) -> int:
+        """Of its prompt, that have not come from the prefill side."""
+        if request not in self.requests:
+            return request.left_blocks
+        return max(0, int(self._columns[LEFT_BLOCKS, self.requests.index(request)]))
+
+    def came(self, request: RequestState, blocks: int) -> None:
+        """So many of what is left have come by themselves."""
+        left = max(0, self.left_blocks(request) - blocks)
+        if request in self.requests:
+            self._columns[LEFT_BLOCKS, self.requests.index(request)] = left
+        else:
+            request.left_blocks = left
 
     def behind_bytes(self, request: RequestState, prefilled_tokens: int, blocks: int) -> int:
         """Per GPU, what host memory does not hold of a request of `blocks` blocks that was handed over with so many
@@ -82,8 +98,8 @@ class DecodeBatch:
         batch_kernel.measure(
             len(self), self._columns[KV_LEN], self._columns[LEFT], self._columns[ROW], self.block_size_tokens,
             self.demand.num_kept, num_slots, window_tokens, self.demand.counts, self.demand.gained_tokens,
-            self.demand.row_uses, self.demand.gpus_alike, self.left is not ALL_CAME, self._columns[LEFT_BLOCKS],
-            self._columns[PULLED_BLOCKS], totals, sums,
+            self.demand.row_uses, self.demand.gpus_alike, self.left is not ALL_CAME, self._columns[LEFT_BLOCKS:],
+            totals, sums,
         )  # fmt: skip
 
     def advance(self) -> list[tuple[RequestState, int]]:

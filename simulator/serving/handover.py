@@ -13,9 +13,11 @@ from typing import Protocol
 import simpy
 
 from simulator.serving.handover_bytes import HandoverBytes, Parts
-from simulator.serving.network import ADMISSION, BACKGROUND, PULLED, Network, Part
+from simulator.serving.left_behind import LeftBehind
+from simulator.serving.network import ADMISSION, PULLED, Network, Part
 from simulator.serving.request_state import RequestState
 from simulator.serving.scheduler import Scheduler
+from simulator.serving.trickle import Rest, Trickle
 from simulator.serving.work import Chunk
 from simulator.specs.serving import Router, ServingSpec
 
@@ -57,24 +59,25 @@ class Handover:
     """Moves KV of prefilled requests. A decode replica takes memory first, then pulls; the rest may follow behind.
 
     Until its last byte was sent, a request's KV is in the host memory of its prefill replica, taken when its prompt
-    starts. `first-set`: blocks that attention needs before their turn in the background queue came are taken to be
-    there: optimistic while the rest is on its way, the bytes are the same. `pull`: the rest stays until a plan fetches
-    it (`left_behind`), and the prefill side keeps everything until the request is done.
+    starts. After a first set blocks come when a plan first fetches them (`left_behind`), and under `first-set` also by
+    themselves (`trickle`); the prefill side keeps everything until all has come or the request is done.
     """
 
     def __init__(
         self, env: simpy.Environment, serving: ServingSpec, links: Sequence[Network], sizes: HandoverBytes,
-        prefill: Sequence[Side], decoding: Sequence[Side], num_layers: int,
+        prefill: Sequence[Side], decoding: Sequence[Side], num_layers: int, left: LeftBehind,
     ) -> None:  # fmt: skip
-        """`links`: decode replicas use them in turn."""
+        """`links`: decode replicas use them in turn. `left`: what first sets leave."""
         self.env, self.serving, self.mode = env, serving, serving.disaggregation
         self.links, self.sizes, self.prefill, self.decoding = links, sizes, prefill, decoding
         self.num_layers = num_layers
         self.tally = HandoverTally()
         self._layers: dict[RequestState, simpy.Event] = {}
         """Of requests that are sent as they are computed: arrival of what was computed so far."""
+        self.left = left
         self._kept: dict[RequestState, tuple[int | None, int]] = {}
-        """Prefill replica and tokens of requests whose KV is pulled."""
+        """Prefill replica and tokens of requests that have not all of their KV yet."""
+        self._trickles = [Trickle(env, link, sizes.block_bytes) for link in links]
 
     def computing(self, chunk: Chunk, seconds: float) -> None:
         """An iteration of this length prefills `chunk`. Layer-wise push: a layer's KV goes once it is computed, if the
@@ -118,8 +121,12 @@ class Handover:
 
     def stopped(self, request: RequestState) -> None:
         """A request does not decode any more: nothing that was left behind is needed."""
+        pulled_bytes, request.pulled_blocks = request.pulled_blocks * self.sizes.block_bytes, 0
+        request.network_bytes += pulled_bytes
+        self._all_came(request)
+
+    def _all_came(self, request: RequestState) -> None:
         if request in self._kept:
-            request.network_bytes += request.pulled_blocks * self.sizes.block_bytes
             self._sent(*self._kept.pop(request))
 
     def fetching(self, replica: int, num_bytes: int) -> None:
@@ -137,25 +144,38 @@ class Handover:
 
     def _pull(self, request: RequestState) -> Events:
         blocks = self.sizes.tables.num_blocks(request.prefilled_tokens)
-        at, tokens = request.prefill_replica, request.prefilled_tokens
-        first = self.sizes.first_set(blocks) if self.mode in ("first-set", "pull") else self.sizes.whole(blocks)
+        kept = request.prefill_replica, request.prefilled_tokens
+        leaves = self.mode in ("first-set", "pull")
+        first = self.sizes.first_set(blocks) if leaves else self.sizes.whole(blocks)
         yield self._send(request, first, ADMISSION)
+        if leaves:
+            request.left_blocks = int(self.left.gap_blocks[blocks])
+            self._kept[request] = kept
+        else:
+            self._sent(*kept)
         self._arrived(request, first)
-        if self.mode == "pull":
-            self._kept[request] = at, tokens
-            return
         if self.mode == "first-set":
-            yield self._send(request, self.sizes.rest(blocks), BACKGROUND)
-        self._sent(at, tokens)
+            self._trickles[request.replica % len(self.links)].add(
+                Rest(
+                    request,
+                    self.decoding[request.replica].scheduler.decode,
+                    self.sizes.rest_message_bytes(blocks),
+                    is_wanted=lambda: self._kept.get(request) is kept,
+                    count=lambda num_bytes: self._count(request, num_bytes),
+                    done=lambda: self._all_came(request),
+                )
+            )
 
     def _send(
         self, request: RequestState, parts: Parts, priority: int, num_pieces: int = 1, first_s: float | None = None,
         gap_s: float = 0.0,
     ) -> simpy.Event:  # fmt: skip
-        num_bytes = sum(part.num_bytes for part in parts)
+        self._count(request, sum(part.num_bytes for part in parts))
+        return self._link(request.replica).send(parts, priority, num_pieces, first_s, gap_s)
+
+    def _count(self, request: RequestState, num_bytes: int) -> None:
         request.network_bytes += num_bytes
         self.tally.asked_bytes += num_bytes
-        return self._link(request.replica).send(parts, priority, num_pieces, first_s, gap_s)
 
     def _link(self, replica: int) -> Network:
         return self.links[replica % len(self.links)]

@@ -64,9 +64,10 @@ class HandoverBytes:
         """The working set that attention reads first, compressed keys and draft KV."""
         return (Part(self.first_kv_bytes(blocks), float(self.block_bytes)), *self._made_besides(blocks))
 
-    def rest(self, blocks: int) -> Parts:
-        """What `first_set` leaves."""
-        return (Part(self.kv_bytes(blocks) - self.first_kv_bytes(blocks), self._kv_message_bytes(blocks)),)
+    def rest_message_bytes(self, blocks: int) -> float:
+        """Of what `first_set` leaves: runs between its blocks, as if these lay evenly."""
+        kept = slots_held(self._without_slack, blocks) + 1
+        return float(self.block_bytes * max(1.0, (blocks - kept) / kept))
 
     def kv_bytes(self, blocks: int) -> int:
         return self.num_gpus * int(self._kv[blocks])

@@ -23,7 +23,7 @@ def require_handover(
             f"placement.kv_tier {placement.kv_tier}: with serving.disaggregation {mode} the KV goes to the decode "
             "host's memory, use host"
         )
-    if mode in ("first-set", "pull") and (not policy.offloads or policy.residency == "streamed"):
+    if serving.leaves_some_behind and (not policy.offloads or policy.residency == "streamed"):
         raise InputError(
             f"serving.disaggregation {mode}: system {system} attends to all of its KV and needs all of it first; "
             "use full-push or layer-push"
@@ -33,9 +33,8 @@ def require_handover(
             f"serving.disaggregation layer-push: what system {system} keeps is known when the prompt ends; use "
             "full-push"
         )
-    if mode == "pull" and (policy.verify_drafts or policy.miss_rule == "dense"):
-        key = "verify_drafts: true" if policy.verify_drafts else "miss_rule: dense"
+    if serving.leaves_some_behind and policy.miss_rule == "dense":
         raise InputError(
-            f"serving.disaggregation pull: which fetches are new is not known with policy.{key}; use first-set "
-            f"(system {system})"
+            f"serving.disaggregation {mode}: which fetches are new is not known with policy.miss_rule: dense; use "
+            f"full-push or layer-push (system {system})"
         )

@@ -1,4 +1,4 @@
-"""Pull: KV that stays with its prefill replica until a plan first fetches it.
+"""KV that a request does not have when it starts to decode: it comes when a plan first fetches it, or by itself.
 
 How much of a prompt a request has fetched after so many steps is replay's: its trace group, with host memory that keeps
 every block it ever had. Beyond the trace's last step its rows repeat, and of their fetches the share is new that was in
@@ -60,12 +60,12 @@ def brought_blocks(rows: NDArray[np.int32], num_steps: int) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What a decoding request's host memory does not hold of its prompt."""
+    """What has not come of a prompt when its request starts to decode."""
 
     gap_bytes: Int64
-    """[max blocks + 1] by the prompt's blocks: what its first set leaves, per GPU."""
+    """[max blocks + 1] by the prompt's blocks: what its first set leaves and host memory has not taken, per GPU."""
     gap_blocks: Int64
-    """The same in blocks, all GPUs of a replica."""
+    """The same: what its first set leaves, in blocks of all GPUs of a replica."""
     brought_bytes: Int64
     """[groups, blocks] by trace group and blocks generated since: what has come of it, at most, per GPU."""
 
@@ -80,15 +80,21 @@ ALL_CAME = LeftBehind(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((1,
 
 
 def left_behind(
-    model: ModelSpec, policy: PolicySpec, tables: RequestPools, rows: list[NDArray[np.int32]], num_gpus: int
-) -> LeftBehind:
-    """`rows`: of each trace group, as `with_tail` makes them. `model` is one GPU's part, `num_gpus` of a replica."""
+    model: ModelSpec, policy: PolicySpec, tables: RequestPools, rows: list[NDArray[np.int32]], num_gpus: int,
+    follows: bool,
+) -> LeftBehind:  # fmt: skip
+    """`rows`: of each trace group, as `with_tail` makes them. `model` is one GPU's part, `num_gpus` of a replica.
+    `follows`: all of it is on its way, and the host has taken memory for it.
+    """
     most, size = len(tables.decode) - 1, tables.block_size_tokens
     plain = policy.model_copy(update={"residency": "exact", "slack_blocks": None})
     first = np.array([slots_held(plain, blocks) + (blocks > 0) for blocks in range(most + 1)], np.int64)
     heads, block_bytes = model.num_full_attention_layers * model.num_kv_heads, moved_block_bytes(model, policy)
     gap_bytes = tables.decode[:, Pool.HOST_KV] - first * heads * block_bytes
+    gap_blocks = num_gpus * gap_bytes // block_bytes
+    if follows:
+        return LeftBehind(np.zeros_like(gap_bytes), gap_blocks, np.zeros((len(rows), 1), np.int64))
     # Memory is taken a block of tokens ahead, so what its steps bring is taken with it.
     ahead = np.arange(1, most + 2) * size
     brought = [brought_blocks(group, int(ahead[-1]))[ahead] for group in rows]
-    return LeftBehind(gap_bytes, num_gpus * gap_bytes // block_bytes, np.array(brought) * block_bytes)
+    return LeftBehind(gap_bytes, gap_blocks, np.array(brought) * block_bytes)

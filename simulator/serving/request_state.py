@@ -38,6 +38,8 @@ class RequestState:
     num_preemptions: int = 0
     is_prefilled: bool = False
     """A prefill replica has its KV."""
+    left_blocks: int = 0
+    """Of its prompt, that are still on the prefill side when it starts to decode."""
     pulled_blocks: int = 0
     """Of its prompt, that plans fetched from the prefill side: known when it stops decoding."""
     is_expected: bool = False

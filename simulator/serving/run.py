@@ -96,10 +96,10 @@ class ReplicaBuilder:
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.path = fetch_path(model, hardware, policy, spec.placement, self.demand.corrected_share)
         self.left = ALL_CAME
-        if serving.disaggregation == "pull":
+        if serving.leaves_some_behind:
             self.path = pull_path(self.path, point)
-            num_gpus = spec.placement.tensor_parallel
-            self.left = left_behind(model, policy, self.tables, self.demand.group_rows, num_gpus)
+            num_gpus, follows = spec.placement.tensor_parallel, serving.disaggregation == "first-set"
+            self.left = left_behind(model, policy, self.tables, self.demand.group_rows, num_gpus, follows)
         self.uses_link = policy.offloads and not self.path.rules.lands_in_slots
         self.iterations: list[Iteration] = []
         self._new_pools()  # a model that does not fit is told before the run
@@ -121,7 +121,7 @@ class ReplicaBuilder:
             pools = self._new_pools()
             scheduler = Scheduler(serving, tables, pools, decode, self._prefix(pools), role="prefill")
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
-        handover = Handover(env, serving, networks, sizes, replicas, decoding, point.shard.num_layers)
+        handover = Handover(env, serving, networks, sizes, replicas, decoding, point.shard.num_layers, self.left)
         for replica in (*replicas, *decoding):
             replica.handover = handover
         return replicas
@@ -178,7 +178,7 @@ def demand_table(point: ResolvedExperiment) -> DemandTable:
     dense = point.policy.selector == "all"
     if dense and not point.policy.verify_drafts:
         return DemandTable((), layers, point.spec.seed)
-    pulls = point.spec.serving is not None and point.spec.serving.disaggregation == "pull"
+    pulls = point.spec.serving is not None and point.spec.serving.leaves_some_behind
     groups = []
     for group, mapping in serving_groups(point):
         mappings = rank_mappings(mapping, point.spec.placement.tensor_parallel)

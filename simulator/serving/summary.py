@@ -137,7 +137,7 @@ def handover_metrics(run: Run, duration_s: float) -> Row:
         run.tensor_parallel * sum(replica.scheduler.pools.host_peak_bytes for replica in run.prefill),
         tally.admission_bytes / tally.num_handovers,
         traffic.total_bytes / tally.num_requests,
-        traffic.busy_s / (duration_s * num_links),
+        min(1.0, traffic.busy_s / (duration_s * num_links)),
         bursts.peak_bytes / WINDOW_S,
         bursts.peak_bytes * bursts.num_windows / traffic.total_bytes,
         traffic.backlog_peak_bytes,

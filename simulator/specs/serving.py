@@ -102,6 +102,11 @@ class ServingSpec(Spec):
     def arrival_process(self) -> Arrivals:
         return self.arrivals or ("closed" if self.requests is None else "file")
 
+    @property
+    def leaves_some_behind(self) -> bool:
+        """Whether requests start to decode before all of their KV has come."""
+        return self.disaggregation in ("first-set", "pull")
+
     @model_validator(mode="after")
     def _coherent(self) -> ServingSpec:
         process = self.arrival_process

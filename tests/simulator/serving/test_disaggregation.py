@@ -14,7 +14,7 @@ from simulator.capacity import kv_bytes_in_hbm, request_bytes
 from simulator.experiment import expand, resolve
 from simulator.points import run_point
 from simulator.serving.loop import serve_all
-from simulator.serving.network import Part, Wire
+from simulator.serving.network import PIECE_BYTES, Part, Wire
 from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
@@ -145,8 +145,10 @@ def test_layer_push_takes_decode_memory_from_the_first_chunk_on():
 
 def test_every_mode_sends_the_same_bytes_in_the_end():
     for mode in ("full-push", "layer-push", "first-set"):
-        found = row(mode, **BUSY)
-        assert found["network_bytes_per_request"] == FULL_KV_BYTES + BESIDES_BYTES
+        found = row(mode, **IDLE, **{"serving.output_tokens": 100})
+        # What plans fetch while its piece is on the way crosses twice.
+        twice = found["network_bytes_per_request"] - FULL_KV_BYTES - BESIDES_BYTES
+        assert 0 <= twice <= PIECE_BYTES * (mode == "first-set")
         expected = FIRST_KV_BYTES if mode == "first-set" else FULL_KV_BYTES
         assert found["admission_network_bytes"] == expected + BESIDES_BYTES
         assert found["network_peak_bytes_per_s"] <= WIRE.bytes_per_s * (1 + 1e-9)
@@ -304,7 +306,10 @@ def test_the_same_seed_gives_the_same_bytes(mode, tmp_path):
             "first-set: system dense attends to all of its",
         ),
         ({"system": "flexgen", "serving.disaggregation": "pull"}, "pull: system flexgen attends to all of its KV"),
-        ({"serving.disaggregation": "pull", "policy.verify_drafts": True}, "is not known with policy.verify_drafts"),
+        (
+            {"system": "retrieval", "policy.miss_rule": "dense", "serving.disaggregation": "pull"},
+            "miss_rule: dense",
+        ),
         ({"system": "h2o", "serving.disaggregation": "layer-push"}, "layer-push: what system h2o keeps is known when"),
         ({"serving.preemption": "swap"}, "disaggregation full-push goes with preemption recompute"),
         ({"placement.kv_tier": "remote"}, "placement.kv_tier.* host"),

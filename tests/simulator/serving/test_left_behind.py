@@ -154,16 +154,72 @@ def test_staging_is_held_until_the_request_is_done_and_prompts_wait_for_it(monke
 
 
 def test_a_slow_network_slows_decoding_that_pulls(monkeypatch):
-    settings = {"system": "retrieval", "serving__output_tokens": 20}
-    fast = {mode: row(**settings, serving__disaggregation=mode) for mode in ("first-set", "pull")}
+    settings = {"system": "retrieval", "serving__output_tokens": 20, "serving__num_requests": 4}
+    modes = ("full-push", "first-set", "pull")
+    fast = {mode: row(**settings, serving__disaggregation=mode) for mode in modes}
     original = experiments.load_hardware
     monkeypatch.setattr(experiments, "load_hardware", lambda name: changed(original(name), nic__bytes_per_s=0.01))
-    slow = {mode: row(**settings, serving__disaggregation=mode) for mode in ("first-set", "pull")}
-    steps = {mode: slow[mode]["second_token_p50_s"] - slow[mode]["ttft_p50_s"] - slow[mode]["handover_p50_s"]
-             for mode in slow}  # fmt: skip
-    assert steps["pull"] > 5 * steps["first-set"]
+    slow = {mode: row(**settings, serving__disaggregation=mode) for mode in modes}
+    first_s = {
+        mode: slow[mode]["second_token_p50_s"] - slow[mode]["ttft_p50_s"] - slow[mode]["handover_p50_s"]
+        for mode in modes
+    }
+    # A request's first step finds the same of its prompt, whether the rest is to follow or not.
+    assert first_s["pull"] == pytest.approx(first_s["first-set"])
+    assert first_s["pull"] > 5 * first_s["full-push"]
     assert slow["pull"]["e2e_p50_s"] > fast["pull"]["e2e_p50_s"]
     assert slow["pull"]["remote_utilization"] > fast["pull"]["remote_utilization"] > 0
+
+
+def test_what_came_by_itself_is_not_pulled():
+    settings = {"system": "retrieval", "serving__output_tokens": 100}
+    pulled = {mode: row(**settings, serving__disaggregation=mode)["remote_bytes_per_token"]
+              for mode in ("full-push", "first-set", "pull")}  # fmt: skip
+    assert pulled["pull"] > 2 * pulled["first-set"] > 0 == pulled["full-push"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_share_that_is_still_there_is_pulled_in_whole_blocks(seed):
+    rng = np.random.default_rng(seed)
+    gpus, layers, alike = 2, 3, np.array([1, 3])
+    rows = np.zeros((50, gpus, 10, layers), np.int32)
+    rows[:, :, REMOTE_URGENT] = rng.integers(0, 4, (50, gpus, layers))
+    rows[:, :, REMOTE_FETCHED] = rows[:, :, REMOTE_URGENT] + rng.integers(0, 9, (50, gpus, layers))
+    rows[:, :, REMOTE_REPAIRED] = rng.integers(0, 3, (50, gpus, layers))
+    new = rows[:, :, [REMOTE_FETCHED, REMOTE_REPAIRED]].sum(axis=(2, 3)) @ alike
+    sums = np.zeros((gpus, 10, layers), np.int64)
+    share, never = rng.uniform(0.1, 0.9), int(new.sum()) + 500
+    pulled = np.array([int(share * never), never, 0, 0])
+    for at in range(50):
+        batch_kernel.pull(rows[at], alike, pulled, sums)
+        assert pulled[1] == never - new[: at + 1].sum()
+    both = sums[:, [REMOTE_FETCHED, REMOTE_REPAIRED]].sum(axis=(1, 2))
+    assert both @ alike == pulled[3] == int(share * never) - pulled[0]
+    # One share throughout: what is pulled leaves as many of the others behind.
+    assert pulled[3] == pytest.approx(share * new.sum(), abs=30)
+    assert (sums <= rows.sum(axis=0)).all()
+    assert (sums[:, REMOTE_FETCHED] >= sums[:, REMOTE_URGENT]).all()
+    whole = np.array([never, never, 0, 0])
+    sums[:] = 0
+    for row_of in rows:
+        batch_kernel.pull(row_of, alike, whole, sums)
+    np.testing.assert_array_equal(sums[:, REMOTE_FETCHED], rows.sum(axis=0)[:, REMOTE_FETCHED])
+    assert whole.tolist() == [never - new.sum(), never - new.sum(), 0, new.sum()]
+
+
+def test_a_saturated_network_bounds_what_first_sets_can_promise():
+    """More requests than the network can carry whole: they decode before all has come, and pull what they miss."""
+    settings = {
+        "serving__prompt_tokens": 6_000, "serving__arrivals": "closed", "serving__num_requests": 60,
+        "serving__prefill_replicas": 16, "serving__output_tokens": 300,
+    }  # fmt: skip
+    found = {mode: row(**settings, serving__disaggregation=mode) for mode in ("full-push", "first-set", "pull")}
+    assert all(of["network_utilization"] <= 1.0 for of in found.values())
+    assert found["first-set"]["network_bytes_per_request"] < found["full-push"]["network_bytes_per_request"]
+    assert found["first-set"]["network_bytes_per_request"] > found["pull"]["network_bytes_per_request"]
+    pulled = {mode: of["remote_bytes_per_token"] for mode, of in found.items()}
+    assert pulled["pull"] > pulled["first-set"] > pulled["full-push"] == 0
+    assert found["first-set"]["second_token_p50_s"] < found["full-push"]["second_token_p50_s"]
 
 
 def test_preempted_requests_give_up_what_they_had_pulled():

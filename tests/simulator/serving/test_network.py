@@ -44,10 +44,11 @@ def play(*transfers, t0_s=0.0, num_gpus=1):
 
 
 def test_admissions_overtake_the_background():
-    network, arrived = play((0.0, 10 * PIECE_BYTES, BACKGROUND), (0.001, PIECE_BYTES, ADMISSION))
+    background = [(0.0, PIECE_BYTES, BACKGROUND)] * 10
+    network, arrived = play(*background, (0.001, PIECE_BYTES, ADMISSION))
     piece_s = PIECE_BYTES / network.wire.bytes_per_s
-    assert arrived[1] == pytest.approx(2 * piece_s)
-    assert arrived[0] == pytest.approx(11 * piece_s)
+    assert arrived[10] == pytest.approx(2 * piece_s)
+    assert arrived[9] == pytest.approx(11 * piece_s)
     assert network.traffic.total_bytes == 11 * PIECE_BYTES
     assert network.traffic.busy_s == pytest.approx(11 * piece_s)
     assert network.traffic.backlog_bytes == 0
@@ -77,8 +78,6 @@ def plain(transfers, bytes_per_s, t0_s):
     """The same link without events or heaps: what is ready of the most urgent, then of the first ready, goes next."""
     left, now, arrived = {}, 0.0, {}
     for number, (at_s, num_bytes, priority, pieces, gap_s) in enumerate(transfers):
-        if priority == BACKGROUND:
-            pieces = -(-num_bytes // PIECE_BYTES)
         ready = [at_s + (piece + 1 if gap_s else 0) * gap_s for piece in range(pieces)]
         left[number] = (priority, ready, num_bytes / pieces / bytes_per_s)
     while left:
@@ -86,9 +85,9 @@ def plain(transfers, bytes_per_s, t0_s):
         if not waiting:
             now = min(ready[0] for _, ready, _ in left.values())
             continue
-        priority, _, number = min(waiting)
+        number = min(waiting)[-1]
         _, ready, piece_s = left[number]
-        count = 1 if priority == BACKGROUND else sum(at_s <= now for at_s in ready)
+        count = sum(at_s <= now for at_s in ready)
         del ready[:count]
         now += count * piece_s + (0.0 if ready else t0_s)
         if not ready:
@@ -103,7 +102,7 @@ def test_the_link_is_a_plain_server(seed):
     transfers = []
     for _ in range(rng.integers(1, 25)):
         priority = int(rng.choice([PULLED, ADMISSION, BACKGROUND]))
-        gap_s = 0.0 if priority == BACKGROUND else float(rng.choice([0.0, 0.0003, 0.004]))
+        gap_s = float(rng.choice([0.0, 0.0003, 0.004]))
         num_bytes, pieces = int(rng.integers(1, 400_000_000)), int(rng.integers(1, 40))
         transfers.append((float(rng.uniform(0, 1)), num_bytes, priority, pieces, gap_s))
     network, arrived = play(*transfers, t0_s=5e-6)
