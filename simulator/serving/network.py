@@ -98,6 +98,8 @@ class Traffic:
     backlog_peak_bytes: int = 0
     busy_s: float = 0.0
     """Over all links."""
+    awaited_s: float = 0.0
+    """Of it, with what requests wait for: all but the background."""
     bursts: Bursts = field(default_factory=Bursts)
 
 
@@ -187,6 +189,7 @@ class Network:
             self.traffic.bursts.add(env.now, seconds, num_bytes)
             yield env.timeout(seconds)
             self.traffic.busy_s += seconds
+            self.traffic.awaited_s += seconds * (transfer.priority != BACKGROUND)
             self.traffic.total_bytes += num_bytes
             self.traffic.backlog_bytes -= num_bytes
             if is_last:

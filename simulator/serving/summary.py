@@ -146,6 +146,14 @@ def handover_metrics(run: Run, duration_s: float) -> Row:
     return dict(zip(names, values, strict=True))
 
 
+def awaited_share(run: Run, duration_s: float) -> float:
+    """Share of the run in which the network between prefill and decode carried what requests wait for."""
+    handover = run.replicas[0].handover
+    if handover is None or duration_s <= 0:
+        return 0.0
+    return handover.links[0].traffic.awaited_s / (duration_s * len(handover.links))
+
+
 def host_per_request(run: Run) -> Row:
     """Host memory of a request on the replicas that decode, all GPUs: over time, and the most that one came to hold."""
     request_s = sum(replica.request_s for replica in run.replicas)
@@ -227,6 +235,7 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
 
     h2d, remote: the link or the way beyond the host, whichever is busier, is saturated, or waiting for it is the
     largest share of the time. software: the CPU's share is.
+    remote also where requests wait for a network between prefill and decode that is saturated.
     capacity: requests had to make room. Else compute or hbm, by the larger of the times that the rows' products and
     the weights' reads need alone.
     """
@@ -238,7 +247,13 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
     )
     on_link, beyond = row["link_utilization"], row["remote_utilization"]
     if beyond:
-        detail = f"{run.iterations[0].setting.placement.kv_tier} busy {beyond:.0%}, {detail}"
+        way = "pulling" if run.prefill else run.iterations[0].setting.placement.kv_tier
+        detail = f"{way} busy {beyond:.0%}, {detail}"
+    awaited = awaited_share(run, row["duration_s"])
+    if awaited:
+        detail = f"network busy {awaited:.0%} with what requests wait for, {detail}"
+    if awaited >= SATURATED * row["gpu_utilization"] > 0:
+        return "remote", detail
     saturated = max(on_link, beyond) >= SATURATED * row["gpu_utilization"] > 0
     if saturated or exposed >= max(1 - exposed - software, software):
         return ("remote" if beyond >= on_link else "h2d"), detail

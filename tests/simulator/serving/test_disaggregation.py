@@ -228,6 +228,8 @@ def test_a_slow_network_hurts_only_who_uses_it(with_hardware):
     for mode in MODES:
         assert after[mode]["second_token_p50_s"] > 3 * before[mode]["second_token_p50_s"]
         assert after[mode]["throughput_tokens_per_s"] < 0.5 * before[mode]["throughput_tokens_per_s"]
+        assert after[mode]["bound"] == "remote"
+    assert before["none"]["bound"] == after["none"]["bound"] != "remote"
 
 
 def test_staged_prompts_never_exceed_host_memory_and_hold_up_the_next(with_hardware):
