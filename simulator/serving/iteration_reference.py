@@ -41,6 +41,8 @@ class ReferenceRun:
     setting: Setting
     corrected_share: float = 0.0
     """Of the heads that miss rule correct repairs."""
+    own_path: FetchPath | None = None
+    """How blocks come, where that is not the setting's own."""
     rows: list[dict[str, np.ndarray]] = field(default_factory=list)
     ahead: list[dict[int, np.ndarray]] = field(default_factory=list)
     urgent: list[dict[int, np.ndarray]] = field(default_factory=list)
@@ -71,6 +73,8 @@ class ReferenceRun:
 
     @property
     def path(self) -> FetchPath:
+        if self.own_path is not None:
+            return self.own_path
         setting = self.setting
         return fetch_path(setting.model, setting.hardware, setting.policy, setting.placement, self.corrected_share)
 
@@ -220,7 +224,7 @@ class ReferenceRun:
         chunk_bytes = sum(chunk for chunk, _ in chunks) * token_bytes
         seconds = link.t0_s + (ops * link.op_s if link.ops_are == "blocks" else 0.0)
         seconds += (tokens * token_bytes + chunk_bytes) / link.bytes_per_s
-        if path.remote is None:
+        if path.remote is None or not path.writes_beyond:
             return seconds
         rate = stream_write_bytes_per_s(self.setting.hardware, self.setting.placement)
         remote_s = pieces * path.remote.write_s + chunk_bytes / rate

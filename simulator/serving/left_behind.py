@@ -7,7 +7,7 @@ its last quarter, until everything has come: an assumption that errs towards mor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from simulator.capacity import slots_held
 from simulator.cost import moved_block_bytes
+from simulator.fetch_path import FetchPath
+from simulator.remote import RemoteCost
 from simulator.serving.batch_kernel import OF_ALL, OF_REMOTE, REMOTE_FETCHED, REMOTE_REPAIRED
+from simulator.serving.network import Part, Wire
 from simulator.serving.pools import Int64, Pool, RequestPools
+from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
 
@@ -98,3 +102,26 @@ def left_behind(
     ahead = np.arange(1, most + 2) * size
     brought = [brought_blocks(group, int(ahead[-1]))[ahead] for group in rows]
     return LeftBehind(gap_bytes, gap_blocks, np.array(brought) * block_bytes)
+
+
+def keeps_all_fetched(policy: PolicySpec, kv_len: int) -> PolicySpec:
+    """The policy on a host that keeps every block it ever had: replay then tells first fetches from others."""
+    size = policy.block_size_tokens
+    return policy.model_copy(update={"host_residency": "fetched", "host_cache_tokens": (-(-kv_len // size) + 1) * size})
+
+
+def pull_path(path: FetchPath, hardware: HardwareSpec, num_gpus: int) -> FetchPath:
+    """Fetches of a decode replica: blocks that its host does not have come from prefill hosts, new KV stays here.
+
+    A block is a message; the GPUs in use divide the host's adapters, idle or not: an assumption.
+    """
+    read_s = Wire(hardware, num_gpus).seconds((Part(path.block_bytes, float(path.block_bytes)),)) * num_gpus
+    hop_s = hardware.nic.t0_s.value
+    return replace(
+        path,
+        rules=replace(path.rules, remote=True),
+        # Whatever the transport, the CPU posts the reads.
+        link=replace(path.link, hop_s=hardware.link.plan_to_host_s.value + hop_s),
+        remote=RemoteCost(hop_s, read_s, write_s=0.0),
+        writes_beyond=False,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import simpy
 
 from simulator.engine_rates import RatesByBatch
 from simulator.experiment import ResolvedExperiment, serving_groups
-from simulator.fetch_path import FetchPath, fetch_path
+from simulator.fetch_path import fetch_path
 from simulator.metrics import COLUMNS, SERVING
 from simulator.parallel import rank_mappings
-from simulator.remote import RemoteCost, reads_beyond_host
+from simulator.remote import reads_beyond_host
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
@@ -23,17 +22,16 @@ from simulator.serving.handover import Handover
 from simulator.serving.handover_bytes import HandoverBytes, staging_tables
 from simulator.serving.iteration import Iteration
 from simulator.serving.kernel_times import Setting
-from simulator.serving.left_behind import ALL_CAME, left_behind
+from simulator.serving.left_behind import ALL_CAME, keeps_all_fetched, left_behind, pull_path
 from simulator.serving.link_demand import LinkDemand
 from simulator.serving.loop import Replica, serve_all
-from simulator.serving.network import Network, Part, Traffic, Wire
+from simulator.serving.network import Network, Traffic, Wire
 from simulator.serving.pools import Pools, make_pools, request_pools, static_bytes
 from simulator.serving.prefix_reuse import PrefixReuse
 from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
 from simulator.serving.scheduler import Role, Scheduler
 from simulator.serving.summary import Run, summarise
-from simulator.specs.policy import PolicySpec
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Share
@@ -97,7 +95,7 @@ class ReplicaBuilder:
         self.path = fetch_path(model, hardware, policy, spec.placement, self.demand.corrected_share)
         self.left = ALL_CAME
         if serving.leaves_some_behind:
-            self.path = pull_path(self.path, point)
+            self.path = pull_path(self.path, hardware, point.num_gpus)
             num_gpus, follows = spec.placement.tensor_parallel, serving.disaggregation == "first-set"
             self.left = left_behind(model, policy, self.tables, self.demand.group_rows, num_gpus, follows)
         self.uses_link = policy.offloads and not self.path.rules.lands_in_slots
@@ -186,27 +184,3 @@ def demand_table(point: ResolvedExperiment) -> DemandTable:
         demands = replay_by_gpu(group, policy, mappings, point.spec.seed, host_keeps_new=pulls)
         groups.append(Group(group.name, int(group.kv_len[0]), demands))
     return DemandTable(groups, layers, point.spec.seed, attends_all=dense, pulls=pulls)
-
-
-def keeps_all_fetched(policy: PolicySpec, kv_len: int) -> PolicySpec:
-    """The policy on a host that keeps every block it ever had: replay then tells first fetches from others."""
-    size = policy.block_size_tokens
-    return policy.model_copy(update={"host_residency": "fetched", "host_cache_tokens": (-(-kv_len // size) + 1) * size})
-
-
-def pull_path(path: FetchPath, point: ResolvedExperiment) -> FetchPath:
-    """Fetches of a decode replica: blocks that its host does not have come from prefill hosts, new KV stays here.
-
-    A block is a message; the GPUs in use divide the host's adapters, idle or not: an assumption.
-    """
-    hardware, wire = point.hardware, Wire(point.hardware, point.num_gpus)
-    read_s = wire.seconds((Part(path.block_bytes, float(path.block_bytes)),)) * point.num_gpus
-    hop_s = hardware.nic.t0_s.value
-    return replace(
-        path,
-        rules=replace(path.rules, remote=True),
-        # Whatever the transport, the CPU posts the reads.
-        link=replace(path.link, hop_s=hardware.link.plan_to_host_s.value + hop_s),
-        remote=RemoteCost(hop_s, read_s, write_s=0.0),
-        writes_beyond=False,
-    )

@@ -209,6 +209,17 @@ def test_several_replicas_on_both_sides_lose_nothing_and_have_a_link_each(mode):
     assert four["handover_p50_s"] == pytest.approx(one["handover_p50_s"], rel=1e-9)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_all_gpus_of_a_replica_send_and_receive(mode):
+    one = row(mode, **IDLE, **{"serving.output_tokens": 100})
+    two = row(mode, **IDLE, **{"serving.output_tokens": 100, "placement.tensor_parallel": 2})
+    # The draft head's KV heads are divided like the model's: the same bytes over twice the adapters.
+    assert two["admission_network_bytes"] == one["admission_network_bytes"]
+    assert two["network_bytes_per_request"] == pytest.approx(one["network_bytes_per_request"], rel=0.05)
+    assert two["handover_p50_s"] < 0.7 * one["handover_p50_s"]
+    assert two["host_bytes_per_request_peak"] == pytest.approx(one["host_bytes_per_request_peak"], rel=0.05)
+
+
 def test_prefill_elsewhere_does_not_disturb_decoding():
     """TPOT does not know how fast prompts come, as long as batches stay small; together it does."""
     calm, hurried = {"serving.rate_per_s": 0.01}, {"serving.rate_per_s": 3.0}

@@ -13,11 +13,11 @@ from simulator.experiment import expand, resolve
 from simulator.points import run_point
 from simulator.serving import batch_kernel
 from simulator.serving.batch_kernel import FETCHED, REMOTE_FETCHED, REMOTE_REPAIRED, REMOTE_URGENT, REPAIRED, URGENT
-from simulator.serving.left_behind import LeftBehind, brought_blocks, with_tail
+from simulator.serving.left_behind import LeftBehind, brought_blocks, keeps_all_fetched, with_tail
 from simulator.serving.loop import serve_all
 from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
-from simulator.serving.run import ReplicaBuilder, keeps_all_fetched
+from simulator.serving.run import ReplicaBuilder
 from tests.simulator.serving.profiles import changed
 
 QWEN = catalog.load_model("Qwen3-8B")
