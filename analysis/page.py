@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -69,8 +70,7 @@ class Section:
 
 def render(run: Run, sections: list[Section], dropped_cases: int = 0) -> str:
     """The whole page as HTML without any outside reference."""
-    name = escape(run.folder.resolve().name)
-    body = [f"<h1>{name}</h1>", f'<p class="quiet">{escape(_what_was_run(run))}</p>']
+    body = []
     for section in sections:
         body += _section(section)
     if dropped_cases:
@@ -78,6 +78,13 @@ def render(run: Run, sections: list[Section], dropped_cases: int = 0) -> str:
             f"<p>{dropped_cases} further combination(s) of model, GPU, trace and context are not drawn; "
             "run them apart to see them.</p>"
         )
+    return document(run, body)
+
+
+def document(run: Run, body: list[str]) -> str:
+    """`body` between what was run and where it comes from."""
+    name = escape(run.folder.resolve().name)
+    body = [f"<h1>{name}</h1>", f'<p class="quiet">{escape(_what_was_run(run))}</p>', *body]
     body += ["<h2>Provenance</h2>", _definition_table(run.manifest)]
     resolved = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
     body.append(f"<details><summary>Resolved configuration</summary><pre>{escape(resolved)}</pre></details>")
@@ -180,13 +187,20 @@ def _section(section: Section) -> list[str]:
     first, *rest = explain_best(case)
     parts.append(f'<p class="answer"><b>{escape(first)}</b></p>')
     parts += [f"<p>{escape(' '.join(rest))}</p>"] if rest else []
-    for picture in section.pictures:
+    parts += embedded(section.pictures, section.skipped)
+    parts += _tables(case)
+    return parts
+
+
+def embedded(pictures: Sequence[Picture], skipped: Sequence[tuple[str, str]]) -> list[str]:
+    """Pictures as they were written, and what was not drawn with the reason of each."""
+    parts = []
+    for picture in pictures:
         data = base64.b64encode(picture.renderings["png"]).decode()
         parts.append(f'<img alt="{escape(picture.name)}" src="data:image/png;base64,{data}">')
-    if section.skipped:
-        items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in section.skipped)
+    if skipped:
+        items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in skipped)
         parts.append(f"<p>Not drawn:</p><ul>{items}</ul>")
-    parts += _tables(case)
     return parts
 
 

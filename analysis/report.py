@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from analysis import page, serving_plots, style
+from analysis import page, serving_page, serving_plots, style
 from analysis.breakdown import draw_breakdown
 from analysis.comparison import draw_comparison
 from analysis.heatmap import draw_heatmap, grid_systems
@@ -41,9 +41,8 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     """Write the plots of a results folder and its report; the paths written, the report last.
 
     Pictures go to `folder/plots` and the page to `folder/report.html`; with `out`, both go there. Plots that these
-    results cannot fill are named in the report with the reason. A serving run has pictures of its own and no report.
-    Raises `InputError` for a folder that is no finished
-    run, an unknown format, or an output that cannot be written.
+    results cannot fill are named in the report with the reason. Serving runs have pictures of their own. Raises
+    `InputError` for a folder that is no finished run, an unknown format, or an output that cannot be written.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
@@ -51,41 +50,39 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     run = load_run(folder)
     pictures_folder = folder / "plots" if out is None else out
     if serving_plots.is_serving(run):
-        return _plot_serving(run, pictures_folder, formats)
+        pictures, skipped = _draw_serving(run, formats)
+        html = serving_page.render(run, pictures, skipped)
+    else:
+        sections = [_draw_case(run, index, case, formats) for index, case in enumerate(_drawn_cases(run))]
+        dropped = len(split_cases(run.results, run.objective)) - MAX_CASES
+        pictures = [picture for section in sections for picture in section.pictures]
+        html = page.render(run, sections, max(0, dropped))
     report_path = (folder if out is None else out) / "report.html"
-    sections = [_draw_case(run, index, case, formats) for index, case in enumerate(_drawn_cases(run))]
-    dropped = len(split_cases(run.results, run.objective)) - MAX_CASES
     written: list[Path] = []
     try:
         pictures_folder.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            for picture in section.pictures:
-                for suffix in formats:
-                    path = pictures_folder / f"{picture.name}.{suffix}"
-                    written.append(_write(path, picture.renderings[suffix]))
-        _write(report_path, page.render(run, sections, max(0, dropped)).encode())
+        for picture in pictures:
+            for suffix in formats:
+                path = pictures_folder / f"{picture.name}.{suffix}"
+                written.append(_write(path, picture.renderings[suffix]))
+        _write(report_path, html.encode())
     except OSError as error:
         raise InputError(f"{error.filename or pictures_folder}: cannot be written ({error.strerror})") from error
     return [*written, report_path]
 
 
-def _plot_serving(run: Run, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """The pictures of a serving run. Raises `InputError` where none can be drawn."""
-    written, reasons = [], []
+def _draw_serving(run: Run, formats: Sequence[str]) -> tuple[list[page.Picture], list[tuple[str, str]]]:
+    """Pictures of a serving run, and those that it cannot fill with the reason of each."""
+    pictures, skipped = [], []
     for name, draw in serving_plots.drawings(run).items():
         try:
             figure = draw()
         except NotDrawn as reason:
-            reasons.append(f"{name}: {reason}")
+            skipped.append((name, str(reason)))
             continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            written += [_write(folder / f"{name}.{suffix}", _rendered(figure, suffix)) for suffix in formats]
-        except OSError as error:
-            raise InputError(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
-    if not written:
-        raise InputError(f"{run.folder}: nothing to draw ({'; '.join(reasons)})")
-    return written
+        renderings = {suffix: _rendered(figure, suffix) for suffix in dict.fromkeys(("png", *formats))}
+        pictures.append(page.Picture(name, renderings))
+    return pictures, skipped
 
 
 def plot_one(folder: Path, name: str) -> list[Path]:

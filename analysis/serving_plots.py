@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import style
 from analysis.load import Run
 from analysis.selection import NotDrawn
-from traces.errors import InputError
+from analysis.serving_files import RATE, point_files, some_settings
 
-RATE = "serving.rate_per_s"
-LINE_STYLES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 2)))
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Settings in one picture of distributions; more cannot be told apart."""
 
 
@@ -26,7 +25,10 @@ def is_serving(run: Run) -> bool:
 
 
 def drawings(run: Run) -> dict[str, Callable[[], Figure]]:
-    return {"serving-rates": lambda: draw_rates(run), "serving-latency": lambda: draw_latencies(run)}
+    from analysis.serving_usage import draw_load, draw_pools
+
+    draws = {"rates": draw_rates, "latency": draw_latencies, "load": draw_load, "pools": draw_pools}
+    return {f"serving-{name}": partial(draw, run) for name, draw in draws.items()}
 
 
 @style.styled
@@ -78,7 +80,7 @@ def draw_rates(run: Run) -> Figure:
         Line2D([], [], color=style.QUIET, lw=1.3, label="median"),
         Line2D([], [], color=style.QUIET, lw=1.3, ls=(0, (4, 2)), label="99th percentile"),
     ]
-    style.frame_figure(figure, _title(rows), _subtitle(run), _notes(run, rows), handles, 5)
+    style.frame_figure(figure, _title(rows), subtitle(run), _notes(run, rows), handles, 5)
     return figure
 
 
@@ -88,21 +90,22 @@ def draw_latencies(run: Run) -> Figure:
 
     Raises `NotDrawn` without request files.
     """
-    curves = list(_requests(run))
-    if not curves:
+    files = point_files(run, "requests", ("status", "ttft_s", "tpot_s"))
+    if not files:
         raise NotDrawn("no request files beside the results")
-    settings = list(dict.fromkeys(setting for _, setting, _ in curves))
-    looks = style.system_looks(list(dict.fromkeys(system for system, _, _ in curves)))
+    settings, left_out = some_settings(files, len(LINE_STYLES))
+    looks = style.system_looks(list(dict.fromkeys(file.system for file in files)))
     figure = Figure(figsize=(style.WIDTH_IN, 4.4), dpi=style.DPI)
     panels = figure.subplots(1, 2, sharey=True)
-    for system, setting, requests in curves:
-        if setting not in settings[: len(LINE_STYLES)]:
+    for file in files:
+        if file.setting not in settings:
             continue
-        dashes = LINE_STYLES[settings.index(setting)]
+        dashes = LINE_STYLES[settings.index(file.setting)]
         for axes, column, scale in zip(panels, ("ttft_s", "tpot_s"), (1.0, 1e3), strict=True):
-            values = np.sort(requests[column].dropna().to_numpy()) * scale
+            finished = file.table.loc[file.table["status"] == "ok", column]
+            values = np.sort(finished.dropna().to_numpy()) * scale
             share = np.arange(1, len(values) + 1) / max(1, len(values)) * 100
-            axes.step(values, share, where="post", color=looks[system].color, ls=dashes, lw=1.2)
+            axes.step(values, share, where="post", color=looks[file.system].color, ls=dashes, lw=1.2)
     panels[0].set_xscale("log")
     panels[0].xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     panels[0].set_xlabel("time to first token (s)")
@@ -115,31 +118,9 @@ def draw_latencies(run: Run) -> Figure:
     if settings != [""]:
         shown = zip(settings, LINE_STYLES, strict=False)
         handles += [Line2D([], [], color=style.QUIET, ls=dashes, lw=1.2, label=text) for text, dashes in shown]
-    left_out = len(settings) - len(LINE_STYLES)
-    notes = [f"{left_out} more setting(s) are not drawn."] if left_out > 0 else []
-    style.frame_figure(figure, "How latencies are distributed over requests", _subtitle(run), notes, handles, 5)
+    notes = [f"{left_out} more setting(s) are not drawn."] if left_out else []
+    style.frame_figure(figure, "How latencies are distributed over requests", subtitle(run), notes, handles, 5)
     return figure
-
-
-def _requests(run: Run) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """(system, what sets the point apart, finished requests) of each point that has a file."""
-    ok = run.results[run.results["status"] == "ok"]
-    varied = [c for c in ok.columns if "." in c and ok[c].nunique() > 1]
-    for _, row in ok.iterrows():
-        paths = (run.folder / "requests" / f"{row['point_key'][:12]}.parquet", run.folder / "requests.parquet")
-        path = next((path for path in paths if path.is_file()), None)
-        if path is None:
-            continue
-        try:
-            table = pq.read_table(path).to_pandas()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not readable as parquet: {error}") from error
-        given = [f"{_short(c)} {style.value_text(row[c])}" for c in varied if pd.notna(row[c])]
-        yield str(row["system"]), ", ".join(given), table[table["status"] == "ok"]
-
-
-def _short(column: str) -> str:
-    return {RATE: "arrivals/s"}.get(column, column.rpartition(".")[2].replace("_", " "))
 
 
 def _swept_besides(rows: pd.DataFrame) -> list[str]:
@@ -162,7 +143,8 @@ def _title(rows: pd.DataFrame) -> str:
     return f"{names} {keep} the SLO for {share:.0%} of requests up to {keeps.max():g} arrivals per second"
 
 
-def _subtitle(run: Run) -> str:
+def subtitle(run: Run) -> str:
+    """Model, GPUs, requests and promises of a run."""
     serving, first = run.config.get("serving") or {}, run.results.iloc[0]
     requests = serving.get("requests")
     what = Path(str(requests)).name if requests else f"{serving.get('lengths')} lengths"

@@ -122,6 +122,7 @@ SERVING = {
     "d2h_utilization": "1",
     "prefill_tokens_per_s": "tokens/s",
     "num_preemptions": "preemptions",
+    "memory_wait_share": "1",
     "num_swaps": "preemptions",
     "recomputed_tokens": "tokens",
     "swapped_bytes": "bytes",

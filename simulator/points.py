@@ -87,11 +87,13 @@ def run_point(
     experiment: ExperimentSpec,
     use_cache: bool = True,
     requests_path: Path | None = None,
+    usage_path: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Row:
     """One flat row with `simulator.metrics.COLUMNS`. A batch that does not fit gives status `does_not_fit`.
 
-    A serving run adds `simulator.metrics.SERVING`; `requests_path` and `on_progress` are `serving.run.serve`'s.
+    A serving run adds `simulator.metrics.SERVING`; `requests_path`, `usage_path` and `on_progress` are
+    `serving.run.serve`'s.
     Raises InputError or TraceError for what cannot be simulated.
     """
     point = resolve(experiment)
@@ -105,7 +107,7 @@ def run_point(
     if serves:
         from simulator.serving.run import serve
 
-        row = serve(point, requests_path, on_progress) | parameters(point)
+        row = serve(point, requests_path, usage_path, on_progress) | parameters(point)
     else:
         row = _simulate(point)
     row["point_key"] = cache_key(parts)

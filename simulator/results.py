@@ -25,6 +25,8 @@ Row = dict[str, Any]
 POINTS, TABLE, CONFIG, MANIFEST, LOCK = "points.jsonl", "results.parquet", "config.yaml", "manifest.json", ".lock"
 REQUESTS = "requests.parquet"
 """Of a serving run: one line per request (`simulator.serving.records`)."""
+USAGE = "usage.parquet"
+"""Of a serving run: what ran and was held over time (`simulator.serving.usage`)."""
 
 
 class RunFolder:
@@ -90,7 +92,7 @@ class RunFolder:
         """Take back the folders that this run created: a refused input leaves nothing behind."""
         if not self._created or self._lock is None:
             return
-        for name in (POINTS, TABLE, CONFIG, MANIFEST, REQUESTS):
+        for name in (POINTS, TABLE, CONFIG, MANIFEST, REQUESTS, USAGE):
             (self.path / name).unlink(missing_ok=True)
         self._release()
         for folder in self._created:

@@ -85,8 +85,8 @@ def run_grid(
         for key, point in zip(grid.keys, grid.points, strict=True)
         if folder.rows.get(key, {"status": "failed"})["status"] == "failed"
     ]
-    # One file per serving point; closed batches write none.
-    simulate = simulate or partial(simulate_point, requests_folder=folder.path / "requests")
+    # Two files per serving point; closed batches write none.
+    simulate = simulate or partial(simulate_point, folder=folder.path)
     for _, rows in run_groups(simulate, group_by_replay(open_points), num_jobs):
         folder.append(rows)
         on_finished(rows)
@@ -116,18 +116,20 @@ def group_by_replay(points: Sequence[ExperimentSpec]) -> list[list[ExperimentSpe
     ]
 
 
-def simulate_point(point: ExperimentSpec, requests_folder: Path | None = None) -> Row:
+def simulate_point(point: ExperimentSpec, folder: Path | None = None) -> Row:
     """As `point_row`, but a fault of the program becomes a row with status `failed`: one point ends no sweep.
 
-    A serving point writes its requests into `requests_folder` under the first 12 digits of its key.
+    A serving point writes its requests into `requests` in the folder, and what was used over time into `usage`, under
+    the first 12 digits of its key.
     """
     from simulator.points import point_key
 
-    requests_path = None
-    if requests_folder is not None and point.serving is not None:
-        requests_path = requests_folder / f"{point_key(point)[:12]}.parquet"
+    requests_path = usage_path = None
+    if folder is not None and point.serving is not None:
+        name = f"{point_key(point)[:12]}.parquet"
+        requests_path, usage_path = folder / "requests" / name, folder / "usage" / name
     try:
-        return point_row(point, requests_path)
+        return point_row(point, requests_path, usage_path)
     except OasisError:
         raise
     except Exception as error:
@@ -135,12 +137,15 @@ def simulate_point(point: ExperimentSpec, requests_folder: Path | None = None) -
 
 
 def point_row(
-    point: ExperimentSpec, requests_path: Path | None = None, on_progress: Callable[[int, int], None] | None = None
+    point: ExperimentSpec,
+    requests_path: Path | None = None,
+    usage_path: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Row:
     """One row, with the recall that an admissible point needs in `min_recall`; the rest is `run_point`'s."""
     from simulator.points import run_point
 
-    row = run_point(point, requests_path=requests_path, on_progress=on_progress)
+    row = run_point(point, requests_path=requests_path, usage_path=usage_path, on_progress=on_progress)
     if row["status"] == "ok":
         row["min_recall"] = min_recall(point)
     return row

@@ -11,7 +11,7 @@ from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
 from simulator.provenance import utc_now
-from simulator.results import REQUESTS, Row
+from simulator.results import REQUESTS, USAGE, Row
 from simulator.specs.experiment import ExperimentSpec
 from simulator.sweep import make_grid, point_row
 from traces.errors import InputError
@@ -65,7 +65,7 @@ def _simulate(point: ExperimentSpec, folder: Path, quiet: bool) -> Row:
     progress = RequestProgress(quiet)
     kept = "a run keeps nothing, repeat the command to start anew"
     with told_on_interruption(lambda: f"{progress.served}; {kept}"), progress:
-        return point_row(point, folder / REQUESTS, progress.update)
+        return point_row(point, folder / REQUESTS, folder / USAGE, progress.update)
 
 
 def _write_timeline(point: ExperimentSpec, num_steps: int, folder: Path) -> None:

@@ -14,6 +14,7 @@ from simulator.serving.handover import Handover, choose
 from simulator.serving.records import RequestLog
 from simulator.serving.request_state import RequestState
 from simulator.serving.scheduler import Scheduler
+from simulator.serving.usage import Usage
 from simulator.serving.work import Batch
 from simulator.specs.serving import Router
 from simulator.timeline import SharedLinks
@@ -52,6 +53,8 @@ class Replica:
         """Of the second: nothing ran, and what waits had no memory."""
         self.host_byte_s = self.request_s = 0.0
         """Integrals over iterations: host memory in use, requests that run."""
+        self.usage: Usage | None = None
+        """Over time, where it is asked for."""
         self._arrived = env.event()
 
     def submit(self, request: RequestState) -> None:
@@ -66,6 +69,8 @@ class Replica:
         """Iterations back to back; asleep while there is nothing to do."""
         while True:
             batch = self.scheduler.schedule()
+            if self.usage is not None:
+                self.usage.record(self.number, self.env.now, self.scheduler)
             self._hand_over(batch)
             if batch.is_empty:
                 since_s, is_blocked = self.env.now, bool(self.scheduler.waiting)

@@ -32,6 +32,7 @@ from simulator.serving.records import RequestLog, RequestWriter
 from simulator.serving.requests import make_workload
 from simulator.serving.scheduler import Role, Scheduler
 from simulator.serving.summary import Run, summarise
+from simulator.serving.usage import Usage, write_usage
 from simulator.specs.serving import ServingSpec
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Share
@@ -43,11 +44,13 @@ Row = dict[str, Any]
 def serve(
     point: ResolvedExperiment,
     requests_path: Path | None = None,
+    usage_path: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Row:
     """Row with `simulator.metrics.COLUMNS` and SERVING, without the parameters. Status does_not_fit: no request ran.
 
-    `requests_path`: write one line per request there (`simulator.serving.records.COLUMNS`). `on_progress` is called
+    `requests_path`: write one line per request there (`simulator.serving.records.COLUMNS`). `usage_path`: what ran and
+    was held over time (`simulator.serving.usage.COLUMNS`). `on_progress` is called
     with (requests done, requests) now and then. Raises InputError for requests that cannot be used.
     """
     serving = point.spec.serving
@@ -66,7 +69,10 @@ def serve(
         except CapacityError as error:
             return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
         make_prefill = None if serving.disaggregation == "none" else builder.build_prefill
+        builder.records_usage = usage_path is not None
         replicas, prefill = serve_all(workload.requests(), builder.build, serving.router, log, make_prefill)
+    if usage_path is not None and log.num_finished:
+        write_usage(usage_path, [of_role(some) for some in (replicas, prefill) if some])
     tensor_parallel = point.spec.placement.tensor_parallel
     static = builder.static_bytes
     row |= summarise(Run(log, replicas, builder.iterations, builder.demand, static, tensor_parallel, prefill))
@@ -100,6 +106,7 @@ class ReplicaBuilder:
             self.left = left_behind(model, policy, self.tables, self.demand.group_rows, num_gpus, follows)
         self.uses_link = policy.offloads and not self.path.rules.lands_in_slots
         self.iterations: list[Iteration] = []
+        self.records_usage = False
         self._new_pools()  # a model that does not fit is told before the run
 
     def build_prefill(self, env: simpy.Environment, decoding: Sequence[Replica]) -> list[Replica]:
@@ -122,7 +129,7 @@ class ReplicaBuilder:
         handover = Handover(env, serving, networks, sizes, replicas, decoding, point.shard.num_layers, self.left)
         for replica in (*replicas, *decoding):
             replica.handover = handover
-        return replicas
+        return self._recorded(replicas)
 
     def _prefix(self, pools: Pools) -> PrefixReuse | None:
         if self.serving.prefix_cache == "none":
@@ -152,6 +159,12 @@ class ReplicaBuilder:
             scheduler = Scheduler(self.serving, self.tables, pools, decode, prefix, role, *self._admission(iteration))
             replicas.append(Replica(env, number, scheduler, iteration, links, self.log))
             self.iterations.append(iteration)
+        return self._recorded(replicas)
+
+    def _recorded(self, replicas: list[Replica]) -> list[Replica]:
+        usage = Usage(len(replicas)) if self.records_usage else None
+        for replica in replicas:
+            replica.usage = usage
         return replicas
 
     @property
@@ -168,6 +181,13 @@ class ReplicaBuilder:
         shares = self.topology.shares(on_link, on_remote, self.path.solo).values()
         slowest = Share(min(share.link for share in shares), min(share.remote for share in shares))
         return [LinkDemand(iteration, self.demand, limit, slowest).has_room]
+
+
+def of_role(replicas: Sequence[Replica]) -> tuple[str, Usage, Pools]:
+    """What `usage.write_usage` takes of the replicas of one role."""
+    scheduler, usage = replicas[0].scheduler, replicas[0].usage
+    assert usage is not None, "usage was not recorded"
+    return scheduler.role, usage, scheduler.pools
 
 
 def demand_table(point: ResolvedExperiment) -> DemandTable:

@@ -95,7 +95,9 @@ class Scheduler:
                 if not self._drop_swapped():
                     break  # its host memory holds KV that waits to be sent
             held = self._held_at_start(request)
-            if not self.pools.fits(held) or (self.num_running and not self._link_has_room(self.num_running + 1)):
+            fits = self.pools.fits(held)
+            self.tally.num_short += not fits
+            if not fits or (self.num_running and not self._link_has_room(self.num_running + 1)):
                 break
             heapq.heappop(self.waiting)
             self.pools.take(held)

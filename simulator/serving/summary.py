@@ -21,6 +21,9 @@ from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, R_BUSY, STEP, T_EXP
 from simulator.summary import SATURATED, active_params
 
 Row = dict[str, Any]
+WAITS_FOR_MEMORY = 0.1
+"""Share of iterations that had tokens left for the next request but no memory, from which memory is what binds. A
+convention; others carry prompts, so it stays far below 1 where memory alone holds the queue."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -110,9 +113,11 @@ def times(log: RequestLog) -> Row:
 
 def tallies(run: Run, per_second: float) -> Row:
     total = [replica.scheduler.tally for replica in (*run.replicas, *run.prefill)]
+    num_short = sum(replica.scheduler.tally.num_short for replica in run.replicas)
     return {
         "prefill_tokens_per_s": sum(tally.prefilled_tokens for tally in total) * per_second,
         "num_preemptions": sum(tally.num_preemptions for tally in total),
+        "memory_wait_share": min(1.0, num_short / max(1, run.log.num_iterations)),
         "num_swaps": sum(tally.num_swaps for tally in total),
         "recomputed_tokens": sum(tally.recomputed_tokens for tally in total),
         "swapped_bytes": run.tensor_parallel * sum(tally.swapped_bytes for tally in total),
@@ -234,10 +239,10 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
     """What limits the iterations, and a sentence with the figures.
 
     h2d, remote: the link or the way beyond the host, whichever is busier, is saturated, or waiting for it is the
-    largest share of the time. software: the CPU's share is.
-    remote also where requests wait for a network between prefill and decode that is saturated.
-    capacity: requests had to make room. Else compute or hbm, by the larger of the times that the rows' products and
-    the weights' reads need alone.
+    largest share of the time; remote also where requests wait for a network between prefill and decode that is
+    saturated. software: the CPU's share is. capacity: requests had to make room, or the next one waits for memory
+    (`WAITS_FOR_MEMORY`). Else compute or hbm, by the larger of the times that the rows' products and the weights' reads
+    need alone.
     """
     total_s = max(float(done_s[STEP]), 1e-12)
     exposed, software = float(done_s[T_EXPOSED]) / total_s, float(done_s[T_SOFTWARE]) / total_s
@@ -259,8 +264,9 @@ def bound(run: Run, row: Row, done_s: NDArray[np.float64]) -> tuple[str, str]:
         return ("remote" if beyond >= on_link else "h2d"), detail
     if software >= 1 - exposed - software:
         return "software", detail
-    if row["num_preemptions"]:
-        return "capacity", f"{row['num_preemptions']:,} preemptions; {detail}"
+    if row["num_preemptions"] or row["memory_wait_share"] >= WAITS_FOR_MEMORY:
+        waits = f"memory is short in {row['memory_wait_share']:.0%} of the iterations"
+        return "capacity", f"{row['num_preemptions']:,} preemptions, {waits}; {detail}"
     setting = run.iterations[0].setting
     gpu = setting.hardware.gpu
     rows = run.log.sum_decoding + sum(r.scheduler.tally.prefilled_tokens for r in run.replicas)

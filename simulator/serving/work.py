@@ -58,6 +58,8 @@ class Tally:
     """What scheduling cost: counts over a run."""
 
     num_preemptions: int = 0
+    num_short: int = 0
+    """Iterations after which the next request waits because memory is short."""
     num_swaps: int = 0
     """Of the preemptions, those that swapped."""
     recomputed_tokens: int = 0

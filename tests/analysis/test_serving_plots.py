@@ -1,39 +1,69 @@
-"""Pictures of serving runs: what they draw, and what they say when they cannot."""
+"""Pictures and page of serving runs: what they draw, and what they say when they cannot."""
 
 from __future__ import annotations
 
+import base64
+import re
+
+import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.load import load_run
 from analysis.report import plot_run
 from analysis.selection import NotDrawn
+from analysis.serving_files import PointFile, point_files, some_settings
+from analysis.serving_page import explain
 from analysis.serving_plots import draw_latencies, draw_rates
+from analysis.serving_usage import IN_HBM, MOST_INTERVALS, draw_load, draw_pools
 from oasis_sim.api import sweep
 from traces.errors import InputError
 
 SMALL = {
-    "system": ["dense", "quest"],
+    "system": ["dense", "oasiskv"],
     "model": "Qwen3-0.6B",
     "serving": {"arrivals": "poisson", "num_requests": 12, "prompt_tokens": 3000, "output_tokens": 8},
 }
+NAMES = ("serving-rates", "serving-latency", "serving-load", "serving-pools")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, request):
+def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("serving") / "run"
     sweep({**SMALL, "serving.rate_per_s": [5.0, 50.0]}, out=out)
     return out
 
 
-def test_both_pictures_are_written(folder, tmp_path):
+def test_all_pictures_and_a_page_that_holds_them(folder, tmp_path):
     written = plot_run(folder, tmp_path, ("png", "svg"))
     assert [path.name for path in written] == [
-        "serving-rates.png",
-        "serving-rates.svg",
-        "serving-latency.png",
-        "serving-latency.svg",
+        *(f"{name}.{suffix}" for name in NAMES for suffix in ("png", "svg")),
+        "report.html",
     ]
     assert all(path.stat().st_size > 5_000 for path in written)
+    page = written[-1].read_text()
+    pictures = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
+    assert pictures == [path.read_bytes() for path in written if path.suffix == ".png"]
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert len(re.findall(r'<tr class="best">', page)) == 1
+    assert page.count("<td>oasiskv</td>") == 2
+    assert [path.read_bytes() for path in plot_run(folder, tmp_path / "again", ("png", "svg"))] == [
+        path.read_bytes() for path in written
+    ]
+
+
+def test_the_page_says_who_keeps_the_promises_how_far(folder):
+    run = load_run(folder)
+    rows = run.results
+    rows["slo_attainment"] = [1.0, 0.5, 1.0, 0.95]
+    rows["goodput_requests_per_s"] = [5.0, 25.0, 5.0, 47.5]
+    rows["num_refused"] = [0, 0, 0, 3]
+    lines = explain(run)
+    assert lines[0] == (
+        "Most requests within the SLO: oasiskv at arrivals/s 50, 47.5 a second (95 % of those that came)."
+    )
+    assert any(line.endswith("in arrivals per second: dense up to 5, oasiskv up to 50.") for line in lines)
+    assert any(line.startswith("3 requests can never fit under oasiskv at arrivals/s 50") for line in lines)
 
 
 def test_lines_are_the_rows_and_the_requests(folder):
@@ -47,12 +77,42 @@ def test_lines_are_the_rows_and_the_requests(folder):
     assert len(first.lines[0].get_xdata()) == 12
 
 
+def test_load_and_pools_over_time_are_the_files(folder):
+    """Areas under the lines are request-seconds; the stack ends at what HBM holds."""
+    run = load_run(folder)
+    files = point_files(run, "usage", ("decoding",))
+    assert [file.system for file in files] == ["dense", "dense", "oasiskv", "oasiskv"]
+    decoding = [axes for axes in draw_load(run).axes if axes.get_title(loc="left").startswith("decoding")]
+    assert [axes.get_title(loc="left") for axes in decoding] == ["decoding · arrivals/s 5", "decoding · arrivals/s 50"]
+    for axes, file in ((decoding[0], files[0]), (decoding[1], files[1])):
+        steps = axes.patches[0].get_data()
+        assert len(steps.values) == MOST_INTERVALS
+        drawn = float(steps.values @ np.diff(steps.edges))
+        assert drawn == pytest.approx(float(file.table["decoding"] @ file.table["seconds"]), rel=1e-9)
+    hbm = draw_pools(run).axes[:2]
+    for axes, file in zip(hbm, (files[1], files[3]), strict=True):
+        top = axes.patches[-1].get_data().values
+        np.testing.assert_allclose(top, file.table[list(IN_HBM)].sum(axis=1) / 1e9)
+
+
+def test_of_many_settings_the_first_the_last_and_those_between_are_drawn():
+    files = [PointFile("dense", str(number), pd.DataFrame()) for number in range(9)]
+    assert some_settings(files, 3) == (["0", "4", "8"], 6)
+    assert some_settings(files[:3], 3) == (["0", "1", "2"], 0)
+
+
 def test_one_rate_has_no_curve_over_rates(tmp_path):
     sweep({**SMALL, "serving.rate_per_s": 5.0}, out=tmp_path / "one")
     run = load_run(tmp_path / "one")
     with pytest.raises(NotDrawn, match=r"two values of serving\.rate_per_s"):
         draw_rates(run)
-    for file in (tmp_path / "one" / "requests").iterdir():
-        file.unlink()
-    with pytest.raises(InputError, match="nothing to draw"):
+    for kind in ("requests", "usage"):
+        for file in (tmp_path / "one" / kind).iterdir():
+            file.unlink()
+    (page,) = plot_run(tmp_path / "one")
+    text = page.read_text()
+    assert "serving-latency: no request files beside the results" in text
+    assert "serving-pools: no usage files beside the results" in text
+    (tmp_path / "one" / "usage.parquet").write_bytes(b"no parquet")
+    with pytest.raises(InputError, match=r"usage\.parquet: not readable as parquet"):
         plot_run(tmp_path / "one")

@@ -132,6 +132,17 @@ def test_what_does_not_bind_changes_nothing_and_what_binds_does(with_hardware):
     assert row(system="dense")["tpot_p50_s"] < before["dense"]["tpot_p50_s"]
 
 
+def test_memory_binds_where_the_queue_waits_for_it():
+    """Requests that arrive at once and fit a few at a time, without one that has to make room."""
+    short = row(system="dense", engine__hbm_utilization=0.032)
+    assert (short["bound"], short["num_preemptions"]) == ("capacity", 0)
+    assert 0.1 < short["memory_wait_share"] <= 1.0
+    assert "memory is short in" in short["bound_detail"]
+    free = row(system="dense")
+    assert free["bound"] != "capacity"
+    assert free["memory_wait_share"] == 0.0
+
+
 def test_more_memory_ends_preemption():
     assert row(system="dense", **{k.replace(".", "__"): v for k, v in FULL.items()})["num_preemptions"] > 0
     assert row(system="dense", serving__output_tokens=900)["num_preemptions"] == 0
