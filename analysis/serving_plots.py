@@ -25,9 +25,12 @@ def is_serving(run: Run) -> bool:
 
 
 def drawings(run: Run) -> dict[str, Callable[[], Figure]]:
+    from analysis.handover_plots import MODE, draw_handover
     from analysis.serving_usage import draw_load, draw_pools
 
     draws = {"rates": draw_rates, "latency": draw_latencies, "load": draw_load, "pools": draw_pools}
+    if MODE in run.results:
+        draws["handover"] = draw_handover
     return {f"serving-{name}": partial(draw, run) for name, draw in draws.items()}
 
 
@@ -60,7 +63,7 @@ def draw_rates(run: Run) -> Figure:
                     line[RATE], line[column] * scale, color=look.color, marker=look.marker, ms=4, lw=1.3, ls=dashes
                 )
     ttft.set_yscale("log")
-    ttft.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    style.plain_log(ttft.yaxis)
     for axes, title in (
         (ttft, "time to first token (s)"),
         (tpot, "time per output token (ms)"),
@@ -107,7 +110,7 @@ def draw_latencies(run: Run) -> Figure:
             share = np.arange(1, len(values) + 1) / max(1, len(values)) * 100
             axes.step(values, share, where="post", color=looks[file.system].color, ls=dashes, lw=1.2)
     panels[0].set_xscale("log")
-    panels[0].xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    style.plain_log(panels[0].xaxis)
     panels[0].set_xlabel("time to first token (s)")
     panels[1].set_xlabel("time per output token (ms)")
     panels[0].set_ylabel("requests (%)")

@@ -13,8 +13,10 @@ from typing import Any, ParamSpec
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 P = ParamSpec("P")
 
@@ -171,6 +173,14 @@ def value_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "–" if value is None else str(value)
+
+
+def plain_log(axis: Axis) -> None:
+    """Numbers as written on a logarithmic axis that is drawn; between decades too where there is hardly one."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    between = FuncFormatter(lambda value, _: f"{value:g}") if high < 10 * low else NullFormatter()
+    axis.set_minor_formatter(between)
 
 
 def pale(color: str) -> tuple[float, float, float]:

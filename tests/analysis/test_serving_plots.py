@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import style
+from analysis.handover_plots import draw_handover
 from analysis.load import load_run
 from analysis.report import plot_run
 from analysis.selection import NotDrawn
@@ -116,3 +118,34 @@ def test_one_rate_has_no_curve_over_rates(tmp_path):
     (tmp_path / "one" / "usage.parquet").write_bytes(b"no parquet")
     with pytest.raises(InputError, match=r"usage\.parquet: not readable as parquet"):
         plot_run(tmp_path / "one")
+
+
+def test_prefill_elsewhere_has_a_picture_of_its_own(tmp_path):
+    modes = ["full-push", "first-set"]
+    sweep({**SMALL, "system": "oasiskv", "serving.disaggregation": modes, "serving.rate_per_s": 5.0}, out=tmp_path)
+    run = load_run(tmp_path)
+    assert "serving-handover.png" in [path.name for path in plot_run(tmp_path)]
+    network, tokens, decode, staged = draw_handover(run).axes
+    rows = run.results
+    whole, first = (bars.patches for bars in (network.containers[0], network.containers[1]))
+    assert [bar.get_width() for bar in whole] == pytest.approx((rows["network_bytes_per_request"] / 1e9).tolist())
+    assert [bar.get_width() for bar in first] == pytest.approx((rows["admission_network_bytes"] / 1e9).tolist())
+    assert [text.get_text() for text in network.get_yticklabels()] == [f"oasiskv  {mode}" for mode in modes]
+    second = tokens.collections[2].get_offsets()[:, 0]
+    assert second.tolist() == pytest.approx(rows["second_token_p50_s"].tolist())
+    assert len(decode.patches) == len(staged.patches) == 2
+    rows["network_bytes_per_request"] = None
+    with pytest.raises(NotDrawn, match="no point prefills on other hosts"):
+        draw_handover(run)
+
+
+def test_numbers_between_decades_are_written_where_there_is_hardly_a_decade(folder):
+    figure = draw_latencies(load_run(folder))
+    figure.canvas.draw()
+    axis = figure.axes[0].xaxis
+    axis.axes.set_xlim(0.7, 2.0)
+    style.plain_log(axis)
+    figure.canvas.draw()
+    labels = [text.get_text() for text in axis.get_minorticklabels() if text.get_text()]
+    assert labels
+    assert not any("$" in text for text in labels)
