@@ -52,7 +52,10 @@ def _prompt(tokenizer: Any, turns: Sequence[dict[str, str]], name: str, answer: 
     fixed = {"name": name, "answer": answer, "description": about}
     if getattr(tokenizer, "chat_template", None):
         return Prompt(messages=tuple(Message.model_validate(turn) for turn in turns), **fixed)
-    return Prompt(text="\n\n".join(turn["content"] for turn in turns) + "\n\nAnswer:", **fixed)
+    said = [turn["content"] for turn in turns]
+    if len(turns) > 1:  # a base model follows a form that repeats
+        said = [f"{'Question' if turn['role'] == 'user' else 'Answer'}: {turn['content']}" for turn in turns]
+    return Prompt(text="\n\n".join(said) + "\n\nAnswer:", **fixed)
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32")
     with _one_line(name_or_path, "cannot be loaded", options):
         AutoConfig.from_pretrained(source, **options)
     with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = _tokenizer_of(source, options)
     with _one_line(name_or_path, "cannot be loaded", options):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
     model = model.to(device).eval()
@@ -112,7 +112,16 @@ def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; as `load_model`."""
     source, _, _, options = _locate(name_or_path)
     with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
-        return AutoTokenizer.from_pretrained(source, **options)
+        return _tokenizer_of(source, options)
+
+
+def _tokenizer_of(source: str, options: Mapping[str, Any]) -> Any:
+    """One made from a GGUF file can say `add_bos_token` and yet add none until it is told again; Gemma without its
+    first token writes nonsense."""
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if getattr(tokenizer, "add_bos_token", False) and tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]:
+        tokenizer.add_bos_token = True
+    return tokenizer
 
 
 @contextmanager
