@@ -53,6 +53,14 @@ def test_persistence_of_known_sets(statistics: TraceStatistics) -> None:
     assert at[8] == pytest.approx(odd)
 
 
+def test_older_blocks_by_octave_of_age(statistics: TraceStatistics) -> None:
+    """Of 63 selectable blocks the newest 16 are recent; ages 16 … 31 and 32 … 60 are the octaves."""
+    head = statistics.layers[0].heads[0]
+    four, eight = (statistics.set_sizes.index(size) for size in (4, 8))
+    assert head.older[four] == pytest.approx((0.0, 4 / 29))
+    assert head.older[eight] == pytest.approx((1.5 / 16, 6.5 / 29))
+
+
 def test_drafts_against_target_and_the_position_before(statistics: TraceStatistics) -> None:
     state = statistics.layers[0].heads[0].drafts[0]["all"]
     eight = statistics.set_sizes.index(8)

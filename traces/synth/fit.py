@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traces.synth.ages import age_slope, mean_octave, own_share
 from traces.synth.levels import Nodes, fit_levels
 from traces.synth.normal import FloatArray, both_above_fast, threshold_of
 from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
@@ -88,6 +89,11 @@ class HeadProcess:
     open_mass: float
     octaves_by_rank: FloatArray
 
+    age_slope: float = 0.0
+    """Level per octave of age beyond the recent blocks."""
+    oldest_age: int = 0
+    """Of the blocks that the popularity curve was measured over, in blocks."""
+
     @property
     def sink_levels(self) -> FloatArray:
         return self.nodes.levels[: self.nodes.num_sinks]
@@ -96,6 +102,17 @@ class HeadProcess:
     def age_spread(self) -> float:
         """Standard deviation of recent blocks' levels around the trend."""
         return float(np.std(self.nodes.ages - self.nodes.age_trend()))
+
+    def aged_levels(self, first_age: int, last_age: int) -> FloatArray:
+        """Levels of the blocks of ages first_age … last_age − 1, most popular first: the curve, moved by how much
+        older or younger they are than those it was measured over. Of blocks all older than these, it is what the
+        curve is beside age."""
+        curve = self.middle_levels(last_age - first_age)
+        measured = (self.nodes.num_ages, self.oldest_age)
+        if first_age >= self.oldest_age:
+            mean, spread = self.nodes.middle_moments()
+            curve = mean + own_share(self.age_slope, spread, *measured) * (curve - mean)
+        return curve + self.age_slope * (mean_octave(first_age, last_age) - mean_octave(*measured))
 
     def middle_levels(self, count: int) -> FloatArray:
         """Levels of `count` blocks, most popular first. Between measured positions linear; above the most popular
@@ -166,6 +183,8 @@ class HeadFit:
             sink_mass=head.sink_mass,
             open_mass=head.open_mass,
             octaves_by_rank=np.array(head.octaves_by_rank),
+            age_slope=age_slope(statistics, head, self._nodes, self._thresholds),
+            oldest_age=statistics.num_blocks - 1 - self._nodes.num_sinks,
         )
         parts = np.zeros((len(self.sizes), 2))
         for _ in range(_NOISE_ROUNDS):
@@ -177,9 +196,7 @@ class HeadFit:
             size = statistics.block_size_tokens
             reached = np.stack([process.overlap(self.sizes, self._thresholds, lag, size) for lag in lags], axis=1)
             goal = np.clip(goal + 0.8 * (wanted - self._correlations(reached)), -0.5, 1.0)
-        middle = slice(self._nodes.num_sinks + self._nodes.num_ages, None)
-        levels, weight = self._nodes.levels[middle], self._nodes.weight[middle]
-        spread = float(np.average((levels - np.average(levels, weights=weight)) ** 2, weights=weight))
+        _, spread = self._nodes.middle_moments()
         drafts = tuple(
             self._draft_rows(j, states, process, importance, bias) for j, states in enumerate(head.drafts, start=1)
         )

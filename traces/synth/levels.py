@@ -33,6 +33,12 @@ class Nodes:
         """Levels by age, newest selectable block first."""
         return self.levels[self.num_sinks : self.num_sinks + self.num_ages]
 
+    def middle_moments(self) -> tuple[float, float]:
+        """Mean and variance of the popularity curve's levels."""
+        middle = slice(self.num_sinks + self.num_ages, None)
+        mean = float(np.average(self.levels[middle], weights=self.weight[middle]))
+        return mean, float(np.average((self.levels[middle] - mean) ** 2, weights=self.weight[middle]))
+
     def age_trend(self) -> FloatArray:
         """What of `ages` is age: smoothed over neighbours. The rest belongs to the blocks that were measured there,
         and moves on with them."""

@@ -21,6 +21,7 @@ from traces.synth.statistics import (
     HeadStatistics,
     LayerStatistics,
     TraceStatistics,
+    age_octaves,
 )
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -100,7 +101,7 @@ def measure(group: TraceGroup, block_size_tokens: int, set_sizes: Sequence[int] 
     )
 
 
-_BY_SIZE = ("persistence", "sink", "recency", "popularity")
+_BY_SIZE = ("persistence", "sink", "recency", "older", "popularity")
 
 
 def _head(
@@ -169,7 +170,10 @@ def _measure_size(
     steps = np.arange(len(best))
     ages = [best[steps, ..., num_blocks - 2 - age].mean(axis=0) for age in range(num_recent)]
     middle = best[..., NUM_SINK_BLOCKS : int(num_blocks[0]) - 1 - num_recent]
-    popular = -np.sort(-middle.mean(axis=0), axis=-1)
+    shares = middle.mean(axis=0)
+    popular = -np.sort(-shares, axis=-1)
+    by_age = shares[..., ::-1]  # as of the first step
+    octaves = [by_age[..., a - num_recent : b - num_recent] for a, b in age_octaves(num_recent, by_age.shape[-1])]
     picks = [min(int(share * popular.shape[-1]), popular.shape[-1] - 1) for share in POPULARITY_SHARES]
     pairs = np.count_nonzero(middle[..., 1:] & middle[..., :-1], axis=-1).sum(axis=0)
     base = np.count_nonzero(middle[..., :-1], axis=-1).sum(axis=0)
@@ -182,6 +186,7 @@ def _measure_size(
         "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),
         "sink": np.moveaxis(best[..., :NUM_SINK_BLOCKS].mean(axis=0), -1, 0),
         "recency": np.stack(ages),
+        "older": np.stack([octave.mean(axis=-1) for octave in octaves]),
         "popularity": np.moveaxis(popular[..., picks], -1, 0),
         "adjacency": np.divide(pairs, base, out=np.zeros(pairs.shape), where=base > 0),
         "exact_overlap": np.zeros(0) if by_mass is None else overlap(by_mass, best, size),

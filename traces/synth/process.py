@@ -158,24 +158,36 @@ class LayerProcess:
         """The levels of the popularity curve, placed so that neighbours correlate as measured, and each block's
         popularity as a normal score: a block that is popular while recent stays so.
 
-        The blocks that the curve was measured over, between sinks and recent ones, have exactly its levels; chance
-        only says which. The others have them once more.
+        The blocks between sinks and recent ones that are as old as those which the curve was measured over have
+        exactly its levels; chance only says which. Older ones have them, by octave, lowered by their age; all others
+        have them once more.
         """
         step = head.level_correlation
         kernel = step ** np.arange(_KERNEL_BLOCKS)
         order = np.convolve(self._rng.standard_normal(count + _KERNEL_BLOCKS - 1), kernel, mode="valid")[:count]
         block = np.arange(count)
         sinks, oldest_recent = head.nodes.num_sinks, first_selectable - head.nodes.num_ages
-        measured = (block >= sinks) & (block < oldest_recent)
         levels, own = np.empty(count), np.empty(count)
-        for blocks in (block[measured], block[~measured]):
+        others = block[(block < sinks) | (block >= oldest_recent)]
+        groups = [(others, head.middle_levels(len(others)))]
+        for first, last in _spans(head.nodes.num_ages, head.oldest_age, first_selectable - sinks):
+            groups.append((block[first_selectable - last : first_selectable - first], head.aged_levels(first, last)))
+        for blocks, of_group in groups:
             placed = blocks[np.argsort(-order[blocks])]
-            levels[placed] = head.middle_levels(len(blocks))
+            levels[placed] = of_group
             own[placed] = threshold_of((np.arange(len(blocks)) + 0.5) / len(blocks))
         return levels, own
 
     def _normal(self) -> Scores:
         return self._rng.standard_normal(self._shape, dtype=np.float32)
+
+
+def _spans(num_recent: int, oldest_measured: int, oldest: int) -> list[tuple[int, int]]:
+    """Ages [first, last) from the recent blocks to `oldest`: those measured, then by octave."""
+    edges = [num_recent, min(oldest_measured or oldest, oldest)]
+    while edges[-1] < oldest:
+        edges.append(min(2 * edges[-1], oldest))
+    return [(first, last) for first, last in itertools.pairwise(edges) if last > first]
 
 
 def rank_octaves(ranks: NDArray[np.int_], known_ranks: FloatArray, octaves: FloatArray) -> FloatArray:

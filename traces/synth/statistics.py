@@ -5,6 +5,7 @@ Everything is about sets: the K best blocks of a KV head at a step, for several 
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,9 @@ class HeadStatistics(Attributes):
     recency: tuple[Row, ...]
     """By K, then by age: the same of the newest selectable block, of the one before it, ….; by age in blocks, so
     that it holds in tokens whatever the context."""
+    older: tuple[Row, ...] = ()
+    """By K, then by octave of age beyond `recency` (`age_octaves`): mean share of steps in which a
+    block of that age is among the K best. Empty: not known, and age is taken as not to matter there."""
     adjacency: Row
     """P(block b + 1 among the K best, given that b is), over blocks that are neither first nor recent."""
     popularity: tuple[Row, ...]
@@ -122,6 +126,10 @@ class TraceStatistics(Attributes):
                 rows = (head.persistence, head.sink, head.recency)
                 if any(len(row) != sizes for row in rows) or any(len(r) != len(self.lags) for r in head.persistence):
                     raise ValueError(f"{where}: needs {sizes} rows, persistence of {len(self.lags)} lags each")
+                recent = len(head.recency[0])
+                octaves = len(age_octaves(recent, self.num_blocks - 1 - recent - len(head.sink[0])))
+                if head.older and [len(row) for row in head.older] != [octaves] * sizes:
+                    raise ValueError(f"{where}: older needs {sizes} rows of {octaves} octaves each")
                 if len(head.drafts) != len(self.draft_kinds):
                     raise ValueError(f"{where}: {len(head.drafts)} draft distances, expected {len(self.draft_kinds)}")
                 for kinds, states in zip(self.draft_kinds, head.drafts, strict=True):
@@ -130,6 +138,18 @@ class TraceStatistics(Attributes):
                 if len(head.octaves_by_rank) not in (0, len(self.mass_ranks)):
                     raise ValueError(f"{where}: octaves_by_rank needs {len(self.mass_ranks)} entries")
         return self
+
+
+def age_octaves(num_recent: int, num_older: int) -> list[tuple[int, int]]:
+    """Ages [first, last) in blocks of the `num_older` blocks older than the `num_recent` newest, by octave; a last
+    octave less than half full goes with the one before."""
+    edges = [num_recent]
+    while edges[-1] * 2 < num_recent + num_older:
+        edges.append(edges[-1] * 2)
+    if len(edges) > 1 and num_recent + num_older - edges[-1] < edges[-1] // 2:
+        edges.pop()
+    edges.append(num_recent + num_older)
+    return list(itertools.pairwise(edges))
 
 
 def save_statistics(statistics: TraceStatistics, path: Path) -> None:
