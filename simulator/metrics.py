@@ -163,7 +163,8 @@ breakdown is per iteration, and pools are per GPU. A request that never fits is 
 `second_token_*`: from arrival to the second token. `handover_*`: from the end of a prompt on a prefill replica until
 decoding could start elsewhere. `prefill_blocked_s`: a prefill replica's idle time with prompts that had no memory.
 `network_peak_bytes_per_s` is over 0.1 s; `network_burst_factor` divides it by the mean over such windows with traffic.
-`layer_push_share`: handovers whose layers could be sent as they were computed."""
+With prefill elsewhere `remote_*` is what plans fetch from there. `layer_push_share`: handovers whose layers could be
+sent as they were computed."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")
