@@ -11,6 +11,7 @@ import numpy as np
 
 from realhw.decode_point import SYSTEMS, Point
 from realhw.geometry import GEOMETRIES
+from realhw.kernels.attention.api import NUM_ROWS
 from realhw.point_policy import policy_of
 from simulator.systems import resolve_policy
 from traces.errors import InputError
@@ -66,6 +67,11 @@ def point_of(row: Row) -> Point:
     for key, value in simulated.model_dump().items():
         if getattr(runs, key) != value:
             raise InputError(f"policy.{key} {value}")
+    rows = point.flow().rows_per_request * GEOMETRIES[point.model].group_size
+    if rows > NUM_ROWS:
+        raise InputError(
+            f"policy.lookahead_k {point.lookahead_k}: {rows} query rows per KV head, attention has {NUM_ROWS}"
+        )
     return point
 
 

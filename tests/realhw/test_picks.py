@@ -54,6 +54,7 @@ def test_the_flow_has_the_slots_of_the_system_s_policy(system):
         ({"policy.transport": "ce-per-block"}, "policy.transport ce-per-block"),
         ({"policy.miss_rule": "stall"}, "policy.miss_rule stall"),
         ({"policy.slack_blocks": 9}, "policy.slack_blocks 9"),
+        ({"policy.lookahead_k": 4.0}, "20 query rows per KV head"),
         ({"serving.rate_per_s": 2.0}, "serving runs"),
     ],
 )
