@@ -67,7 +67,9 @@ def serve(
         try:
             builder = ReplicaBuilder(point, serving, log, workload.hash_block_tokens)
         except CapacityError as error:
-            return row | {"status": "does_not_fit", "error": str(error), "bound": "capacity"}
+            need, have = (f"{num_bytes / 2**30:.2f} GiB" for num_bytes in (error.need_bytes, error.have_bytes))
+            what = f"weights and the activations of {serving.max_num_batched_tokens:,} tokens need {need} of HBM"
+            return row | {"status": "does_not_fit", "error": f"{what}, there is {have}", "bound": "capacity"}
         make_prefill = None if serving.disaggregation == "none" else builder.build_prefill
         builder.records_usage = usage_path is not None
         replicas, prefill = serve_all(workload.requests(), builder.build, serving.router, log, make_prefill)

@@ -74,7 +74,9 @@ class Row:
 
     def _whole(self, field: str, value: object, minimum: int) -> int:
         if type(value) is not int or not minimum <= value <= LARGEST_COUNT:
-            raise self.error(field, f"expected a whole number >= {minimum}, got {_shown(value)}")
+            too_large = str(value).isdecimal() and int(str(value)[:30]) > LARGEST_COUNT
+            wanted = f"at most {LARGEST_COUNT:,}" if too_large else f">= {minimum}"
+            raise self.error(field, f"expected a whole number {wanted}, got {_shown(value)}")
         return value
 
 

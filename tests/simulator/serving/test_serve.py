@@ -61,6 +61,22 @@ def with_hardware(monkeypatch):
     return use
 
 
+def test_a_model_that_does_not_fit_is_told_before_any_request_runs():
+    found = run_point(experiment({"engine.hbm_utilization": 0.01}), use_cache=False)
+    assert found["status"] == "does_not_fit"
+    assert found["error"].startswith("weights and the activations of 2,048 tokens need 1.")
+    assert found["num_requests"] is None
+
+
+def test_every_token_goes_home_once_and_again_where_it_was_dropped(with_hardware):
+    """Written token by token: prefilled ones, dropped or not, and one per decode step."""
+    with_hardware(host__dram_bytes=0.0005)
+    log, replica = serve({"system": "oasiskv", "policy.write_back": "token", "serving.output_tokens": 900})
+    tally, token_bytes = replica.scheduler.tally, 28 * 8 * 2 * 128 * 2
+    assert tally.recomputed_tokens > 0
+    assert replica.times.d2h_bytes == token_bytes * (tally.prefilled_tokens + log.sum_decoding)
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("system", ["dense", "oasiskv", "quest"])
 def test_nothing_is_lost_when_requests_make_room(system, preemption, with_hardware):
