@@ -93,10 +93,11 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
         _require_requests(experiment)
         _require_positions(experiment.serving.max_model_len, model)
         overrides = {"kv_budget_tokens": KV_BUDGET_TOKENS, **overrides}
-    elif context_tokens + experiment.workload.output_tokens - 1 > model.max_position:
+    elif context_tokens + experiment.workload.output_tokens - 1 > model.longest_context:
+        needed = context_tokens + experiment.workload.output_tokens - 1
         raise InputError(
-            f"workload: {context_tokens} context and {experiment.workload.output_tokens} output tokens need "
-            f"{context_tokens + experiment.workload.output_tokens - 1} positions, {model.name} has {model.max_position}"
+            f"workload: {context_tokens} context and {experiment.workload.output_tokens} output tokens need {needed} "
+            f"positions, {model.name} has {model.longest_context}"
         )
     policy = resolve_policy(experiment.system, overrides, context_tokens, experiment.placement)
     require_rank(policy, model)
@@ -224,9 +225,10 @@ def _require_requests(point: ExperimentSpec) -> None:
 
 
 def _require_positions(max_model_len: int | None, model: ModelSpec) -> None:
-    if max_model_len is not None and max_model_len > model.max_position:
+    if max_model_len is not None and max_model_len > model.longest_context:
         raise InputError(
-            f"serving.max_model_len {max_model_len}: {model.name} has {model.max_position} positions, so at most that"
+            f"serving.max_model_len {max_model_len}: {model.name} has {model.longest_context} positions, "
+            "so at most that"
         )
 
 

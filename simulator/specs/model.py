@@ -69,6 +69,9 @@ class ModelSpec(Spec):
     """Width of the dense feed-forward; for MoE the base value, used only by its dense layers."""
     vocab: PositiveInt
     max_position: PositiveInt
+    """Positions without any scaling."""
+    scaled_position: PositiveInt | None = None
+    """Positions with the RoPE scaling that the publisher names; null: none is named."""
     tie_embeddings: bool | None = None
     """Null: unknown, counted as untied (more memory, never less)."""
     linear_weight_bits: PositiveFloat = UNQUANTISED_BITS
@@ -113,6 +116,11 @@ class ModelSpec(Spec):
         return self
 
     # Layers
+
+    @property
+    def longest_context(self) -> int:
+        """Positions at most, with scaling where there is one. What scaling costs in quality is not simulated."""
+        return max(self.max_position, self.scaled_position or 0)
 
     @property
     def full_attention_layers(self) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ def test_dense_needs_nothing_of_the_trace_but_its_context() -> None:
         ({"system": "prefetch-previous", "policy": {"lookahead_k": 6}}, "lookahead_k 6 needs a trace of at least 13"),
         ({"policy": {"kv_budget_tokens": 256}}, "kv_budget_tokens 256 needs 16 ranked blocks"),
         ({"policy": {"selector": "exact"}}, "selector exact: .* has only rankings true, draft1, draft2"),
-        ({"workload": {"output_tokens": 50_000}}, "need 50255 positions, Qwen3-8B has 40960"),
+        ({"workload": {"output_tokens": 131_000}}, "need 131255 positions, Qwen3-8B has 131072"),
         ({"placement": {"num_gpus": 9}}, "num_gpus 9 exceeds the 8 GPUs"),
         ({"hardware": "gh200", "placement": {"host_numa": "far"}}, "host_numa far needs two sockets"),
         ({"mapping": {"rule": "identity"}}, "mapping 'identity' does not fit"),
