@@ -88,6 +88,12 @@ class HeadProcess:
     sink_mass: float
     open_mass: float
     octaves_by_rank: FloatArray
+    set_sizes: FloatArray
+    """Numbers of the best blocks by score at which `held` is given; empty where it was not measured."""
+    held: FloatArray
+    """Share of the mass between sink and open block that these hold, the sink not counted; ascending, below 1."""
+    source_blocks: int
+    """Blocks of the context that `held` is of."""
 
     age_slope: float = 0.0
     """Level per octave of age beyond the recent blocks."""
@@ -185,6 +191,9 @@ class HeadFit:
             octaves_by_rank=np.array(head.octaves_by_rank),
             age_slope=age_slope(statistics, head, self._nodes, self._thresholds),
             oldest_age=statistics.num_blocks - 1 - self._nodes.num_sinks,
+            set_sizes=self.sizes if head.true_coverage else np.empty(0),
+            held=_held_shares(head),
+            source_blocks=statistics.num_blocks,
         )
         parts = np.zeros((len(self.sizes), 2))
         for _ in range(_NOISE_ROUNDS):
@@ -200,8 +209,7 @@ class HeadFit:
         drafts = tuple(
             self._draft_rows(j, states, process, importance, bias) for j, states in enumerate(head.drafts, start=1)
         )
-        lag_1 = float(np.average(np.clip(wanted[:, 0], 0.0, 1.0), weights=importance))
-        follows, noise = _mass_of_score(statistics, head, self.sizes, spread, lag_1)
+        follows, noise = _mass_of_score(statistics, head, self.sizes, spread)
         return replace(
             process,
             level_correlation=_level_correlation(head, self._base, spread),
@@ -334,27 +342,34 @@ def _shares(basis: FloatArray, target: FloatArray) -> tuple[float, float]:
 
 
 def _mass_of_score(
-    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float, lag_1: float
+    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray, spread: float
 ) -> tuple[float, float]:
     """(follows, noise): log mass = level + follows · score noise + noise · N(0, 1), up to a monotone map.
 
-    From |true ∩ exact| and from the persistence of `exact`, as if levels were normal of variance `spread`. With
-    V = spread + follows² + noise²: correlation² (1 + spread) V = (spread + follows)², and
-    follows² (1 − lag_1) = V (1 − exact_lag_1).
+    Where it was measured what the K best by score hold (`held`), that says how mass follows the score of the step, and
+    a block's own part of it is its level alone: docs/decisions.md, synthesised traces. Else all of the noise, and what
+    |true ∩ exact| leaves, as if levels were normal of variance `spread`: correlation² (1 + spread) (spread + 1 +
+    noise²) = (spread + 1)².
     """
+    if head.true_coverage:
+        return 0.0, 0.0
     if not head.exact_overlap:
         return 1.0, 0.0
     share = sizes / statistics.num_blocks
     curve = both_above_fast(threshold_of(share)[:, None], _CORRELATIONS[None, :]) / share[:, None]
     shared = float(np.clip(np.average(_inverted(np.array(head.exact_overlap), curve), weights=sizes), 0.1, 0.999))
-    follows = 1.0
-    if head.exact_persistence:
-        exact_lag_1 = np.average(_inverted(np.array(head.exact_persistence), curve), weights=sizes)
-        ratio = (1.0 - lag_1) / max(1.0 - float(exact_lag_1), 1e-3)
-        root = shared * np.sqrt((1.0 + spread) * ratio)
-        follows = float(np.clip(spread / max(root - 1.0, 1e-3), 0.05, 1.0))
-    total = ((spread + follows) / shared) ** 2 / (1.0 + spread)
-    return follows, float(np.sqrt(max(0.0, total - spread - follows**2)))
+    total = ((spread + 1.0) / shared) ** 2 / (1.0 + spread)
+    return 1.0, float(np.sqrt(max(0.0, total - spread - 1.0)))
+
+
+def _held_shares(head: HeadStatistics) -> FloatArray:
+    """Of the mass between sink and open block, what the K best by score hold, by K; empty where not measured."""
+    if not head.true_coverage:
+        return np.empty(0)
+    sink = head.sink_mass * np.array([row[0] for row in head.sink])
+    between = max(1.0 - head.sink_mass - head.open_mass, 1e-9)
+    held: FloatArray = np.clip((np.array(head.true_coverage) - sink) / between, 0.0, 1.0)
+    return np.maximum.accumulate(held)
 
 
 def _level_correlation(head: HeadStatistics, base: FloatArray, spread: float) -> float:

@@ -114,7 +114,8 @@ class LayerProcess:
         """log2 of the softmax mass of every block of the current step, the open one last, [H, num_selectable + 1].
 
         The blocks between the sink and the open block follow the measured curve of mass by rank, at ranks that come
-        from the score plus a shift that is fixed per block; the sink's and the open block's shares are constant.
+        from the score plus a shift that is fixed per block. Where it was measured what the K best by score hold, the
+        blocks between one K and the next are scaled to hold that. The sink's and the open block's shares are constant.
         """
         count = self._num_selectable
         noise = self._mass_follows * (self.scores[:, :count] - self._levels[:, :count])
@@ -122,6 +123,8 @@ class LayerProcess:
         out = np.empty((len(self.heads), count + 1), np.float32)
         for index, head in enumerate(self.heads):
             between = np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])).astype(np.float32)
+            if len(head.held):
+                between += self._held_correction(index, between)
             share = max(1.0 - head.sink_mass - head.open_mass, _LEAST_MASS)
             out[index, 1:count] = between + np.log2(share / np.exp2(between).sum(dtype=np.float64))
             out[index, 0] = np.log2(max(head.sink_mass, _LEAST_MASS))
@@ -136,6 +139,41 @@ class LayerProcess:
             octaves = rank_octaves(ranks, self._mass_ranks, self.heads[index].octaves_by_rank)
             self._curves.append((best[::-1].astype(np.float64) + 1e-9 * np.arange(len(ranks)), octaves[::-1]))
         return self._curves[index]
+
+    def _held_correction(self, index: int, between: Scores) -> Scores:
+        """Octaves to add to those of blocks 1, 2, … so that each group of ranks by score holds its share."""
+        groups, shares = self._score_groups(index)
+        order = np.argsort(-self.scores[index, : len(between) + 1])
+        group_of = np.empty(len(order), np.intp)
+        group_of[order] = groups
+        group_of = group_of[1:]
+        has = np.bincount(group_of, np.exp2(between.astype(np.float64)), len(shares))
+        correction: Scores = np.log2(shares / np.maximum(has, 1e-300))[group_of].astype(np.float32)
+        return correction
+
+    def _score_groups(self, index: int) -> tuple[NDArray[np.intp], FloatArray]:
+        """Group of each rank by score, and the share of the mass between sink and open block of each group.
+
+        The last group is what no K reaches. At another context than the measured it weighs as much more or less as
+        the curve of mass by rank says of the ranks in it.
+        """
+        head, count = self.heads[index], self._num_selectable
+        sizes = head.set_sizes[head.set_sizes < count]
+        held = head.held[: len(sizes)]
+        groups = np.searchsorted(sizes, np.arange(count), side="right")
+        shares = np.diff(np.concatenate([[0.0], held, [1.0]]))
+        first = int(sizes[-1]) + 1 if len(sizes) else 1
+        tails = [self._tail(index, first, blocks) for blocks in (head.source_blocks - 1, count)]
+        if tails[0] > 0:
+            shares[-1] *= tails[1] / tails[0]
+        return groups, np.maximum(shares, _LEAST_MASS)
+
+    def _tail(self, index: int, first: int, last: int) -> float:
+        """Mass of ranks `first` … `last` − 1, in units of the largest."""
+        if last <= first:
+            return 0.0
+        octaves = rank_octaves(np.arange(first, last), self._mass_ranks, self.heads[index].octaves_by_rank)
+        return float(np.exp2(octaves).sum())
 
     def _set_levels(self, num_selectable: int) -> None:
         """Levels and noise shares with the sinks at the front and the recent blocks by age."""
