@@ -424,7 +424,11 @@ def trace_pack(
     ] = False,
     layers: Annotated[str | None, typer.Option("--layers", metavar="L,L", help="Of a compact copy.")] = None,
     draft_sets: Annotated[
-        str | None, typer.Option("--draft-sets", metavar="K,K", help="Exact besides 64; 0: none. Default: 16,32.")
+        str | None,
+        typer.Option("--draft-sets", metavar="K,K", help="Exact besides all; 0: none. Default: a quarter and half."),
+    ] = None,
+    max_budget: Annotated[
+        int | None, typer.Option("--max-budget", metavar="TOKENS", help="Of a compact copy. Default: 1,024.")
     ] = None,
     keep: Annotated[str | None, typer.Option("--keep", metavar="X,X", help="Also in it: mean, prev_layer.")] = None,
     json: Json = False,
@@ -432,7 +436,7 @@ def trace_pack(
     """Pack a recorded folder into one zip that readers open directly, or make a compact copy to ship."""
     from oasis_sim.verbs.trace import pack
 
-    return pack(trace, out, compact, layers, draft_sets, keep, json)
+    return pack(trace, out, compact, layers, draft_sets, max_budget, keep, json)
 
 
 @trace_app.command("overlap")
@@ -534,6 +538,10 @@ def trace_synth(
         float | None,
         typer.Option("--churn", metavar="SHARE", help="A recipe's open input: change of the set per step."),
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option("--acceptance", metavar="SHARE,...", help="Right guesses by distance, if not the source's."),
+    ] = None,
     save: Annotated[
         str | None, typer.Option("--save-statistics", metavar="FILE.yaml", help="Write what was measured, too.")
     ] = None,
@@ -555,6 +563,7 @@ def trace_synth(
         layers=layers,
         budget=budget,
         churn=churn,
+        acceptance=acceptance,
         save=save,
         as_json=json,
         quiet=quiet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -15,6 +15,7 @@ from traces.errors import InputError
 from traces.reader import open_trace
 from traces.schema import ModelGeometry
 from traces.synth.comparison import compare
+from traces.synth.kinds import with_acceptance
 from traces.synth.measure import measure
 from traces.synth.recipes import load_recipe, recipe_names, recipe_statistics
 from traces.synth.statistics import TraceStatistics, load_statistics, save_statistics
@@ -23,6 +24,7 @@ from traces.synth.synthesise import synthesise
 MOST_MEASURED_ENTRIES = 1 << 28
 """Steps x layers x heads x blocks up to which the result is read back and measured."""
 BYTES_PER_ELEMENT = 2
+Number = TypeVar("Number", int, float)
 
 
 def synth(
@@ -38,6 +40,7 @@ def synth(
     layers: str | None,
     budget: int | None,
     churn: float | None,
+    acceptance: str | None,
     save: str | None,
     as_json: bool,
     quiet: bool,
@@ -46,10 +49,12 @@ def synth(
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise InputError(f"--out {out}: exists already")
     statistics = _statistics(source, group, block_size, churn)
+    if acceptance is not None:
+        statistics = with_acceptance(statistics, _numbers("--acceptance", acceptance, float))
     if save is not None:
         save_statistics(statistics, Path(save))
     geometry, full_layers = _geometry(model, statistics)
-    chosen = full_layers if layers is None else _numbers(layers)
+    chosen = full_layers if layers is None else _numbers("--layers", layers, int)
     context_tokens = context or statistics.context_tokens
     num_steps = steps or 128
     from rich.console import Console
@@ -122,9 +127,10 @@ def _read(path: str) -> str:
 
 
 def _geometry(model: str | None, statistics: TraceStatistics) -> tuple[ModelGeometry, tuple[int, ...]]:
-    """Geometry and the layers that select: all of the source's model, or the full-attention ones of `model`."""
+    """Geometry and the layers that select: the full-attention ones of the source's model, or of `model`."""
     if model is None:
-        return statistics.model, tuple(range(statistics.model.num_layers))
+        windowed = set(statistics.model.window_layers)
+        return statistics.model, tuple(i for i in range(statistics.model.num_layers) if i not in windowed)
     from simulator.catalog import load_model
 
     spec = load_model(model)
@@ -140,11 +146,12 @@ def _geometry(model: str | None, statistics: TraceStatistics) -> tuple[ModelGeom
     return geometry, spec.full_attention_layers
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(flag: str, text: str, kind: type[Number]) -> tuple[Number, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--layers: expected whole numbers with commas between them, got {text!r}") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{flag}: expected {what} with commas between them, got {text!r}") from None
 
 
 def _achieved(

@@ -47,25 +47,37 @@ def pack(
     compact: bool,
     layers: str | None,
     draft_sets: str | None,
+    max_budget: int | None,
     keep: str | None,
     as_json: bool,
 ) -> int:
     """Zip a recorded folder as it is, or a compact copy of any trace."""
     if compact:
-        from traces.compact import pack_compact
+        from traces.compact import BLOCK_SIZE_TOKENS, MAX_RANKED_BLOCKS, pack_compact
 
         chosen = None if layers is None else whole_numbers("--layers", layers)
         sets = None if draft_sets is None else whole_numbers("--draft-sets", draft_sets)
+        ranked = MAX_RANKED_BLOCKS
+        if max_budget is not None:
+            ranked = max_budget // BLOCK_SIZE_TOKENS
+            if max_budget % BLOCK_SIZE_TOKENS:
+                raise InputError(f"--max-budget {max_budget}: is not a multiple of the {BLOCK_SIZE_TOKENS}-token block")
         names = () if keep is None else tuple(keep.split(","))
         written = pack_compact(
-            resolve(source), Path(target), layers=chosen, draft_sets=None if sets is None else [k for k in sets if k],
+            resolve(source),
+            Path(target),
+            layers=chosen,
+            max_ranked_blocks=ranked,
+            draft_sets=None if sets is None else [k for k in sets if k],
             keep=names,
-        )  # fmt: skip
+        )
     else:
         from traces.pack import pack as pack_folder
 
-        if any(given is not None for given in (layers, draft_sets, keep)):
-            raise InputError("--layers, --draft-sets and --keep choose what a compact copy holds: add --compact")
+        if any(given is not None for given in (layers, draft_sets, max_budget, keep)):
+            raise InputError(
+                "--layers, --draft-sets, --max-budget and --keep choose what a compact copy holds: add --compact"
+            )
         written = pack_folder(Path(source), Path(target))
     if as_json:
         print_json({"out": str(written), "bytes": written.stat().st_size})

@@ -55,6 +55,8 @@ def test_a_recipe_prints_its_open_input_and_targets(oasis: Oasis, tmp_path: Path
         (["--from", "qwen3-8b-published", "--group", "a"], "--group"),
         (["--from", "TINY", "--churn", "0.2"], "--churn"),
         (["--from", "TINY", "--block-size", "128"], "block size 128 is not recorded"),
+        (["--from", "TINY", "--acceptance", "0.5,x"], "--acceptance: expected numbers"),
+        (["--from", "qwen3-8b-published", "--acceptance", "0.5,0.5,0.5,0.5,0.5"], "acceptance: 5 shares for"),
         (["--from", "TINY", "--max-budget", "8"], "a budget below one block"),
     ],
 )

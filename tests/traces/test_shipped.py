@@ -44,7 +44,7 @@ def test_compact_copies_hold_what_replay_needs() -> None:
             assert group.num_positions >= 256
             assert group.block_sizes == (16,)
             assert len(group.layers(16)) == min(8, group.num_layers - len(group.model.window_layers))
-            assert group.max_ranked_blocks(16) == 64
+            assert group.max_ranked_blocks(16) == (256 if "gemma" in name else 64)
             assert {"true", "exact", "draft1", "draft2", "draft3", "draft4"} <= set(group.rankings(16))
             assert group.has_block_mass(16)
 
@@ -69,6 +69,21 @@ def test_decoded_text_is_no_repetition_loop(trace: Trace) -> None:
     tokens = group.array("tokens").tolist()
     eights = [tuple(tokens[i : i + 8]) for i in range(len(tokens) - 7)]
     assert len(set(eights)) == len(eights)
+
+
+def test_gemma_records_its_full_attention_layers_at_two_contexts() -> None:
+    for context, name in ((16128, "16k"), (32256, "32k")):
+        trace = open_trace(resolve(f"gemma3-270m-multi-document-{name}-cpu"))
+        group = trace.group("multi-document")
+        assert isinstance(group, FileGroup)
+        assert group.kv_len[0] == context
+        assert group.layers(16) == (5, 11, 17)
+        assert len(trace.attrs.model.window_layers) == 15
+        assert trace.attrs.model.window_tokens == 512
+        tokens = group.array("tokens").tolist()
+        eights = [tuple(tokens[i : i + 8]) for i in range(len(tokens) - 7)]
+        assert len(set(eights)) > 0.9 * len(eights)
+        assert group.prefill_mass(16) is not None
 
 
 def test_masses_of_all_block_sizes_agree(trace: Trace) -> None:

@@ -16,7 +16,7 @@ from traces.check import check_trace
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
 from traces.schema import ModelGeometry
-from traces.synth.kinds import draft_kinds
+from traces.synth.kinds import draft_kinds, with_acceptance
 from traces.synth.measure import measure
 from traces.synth.recipes import load_recipe, recipe_names, recipe_statistics
 from traces.synth.statistics import TraceStatistics
@@ -154,6 +154,23 @@ def test_kinds_of_draft_rows_have_their_shares(published: TraceStatistics) -> No
     assert [int((rows == kind).sum()) for kind in ("right", "wrong", "fallback")] == [500, 400, 100]
     right = rows == "right"
     assert (right[1:] & right[:-1]).sum() / right[:-1].sum() == pytest.approx(0.8, abs=0.04)
+
+
+def test_another_acceptance_keeps_the_rest_and_the_runs(published: TraceStatistics) -> None:
+    kinds = published.draft_kinds[0].model_copy(
+        update={"shares": {"right": 0.5, "wrong": 0.4, "fallback": 0.1}, "repeats": 0.8}
+    )
+    statistics = published.model_copy(update={"draft_kinds": (kinds,)})
+    (changed,) = with_acceptance(statistics, [0.8]).draft_kinds
+    assert changed.shares == pytest.approx({"right": 0.8, "wrong": 0.16, "fallback": 0.04})
+    assert 0.8 < changed.repeats < 1
+    (same,) = with_acceptance(statistics, [0.5]).draft_kinds
+    assert same.repeats == pytest.approx(0.8, abs=0.01)
+    for shares, message in (([0.5, 0.4], "2 shares for 1"), ([1.5], "no share of guesses")):
+        with pytest.raises(InputError, match=message):
+            with_acceptance(statistics, shares)
+    with pytest.raises(InputError, match="no right and no wrong guesses at distance 1"):
+        with_acceptance(published, [0.5] * len(published.draft_kinds))
 
 
 def test_bad_arguments_are_refused(published: TraceStatistics, tmp_path: Path) -> None:

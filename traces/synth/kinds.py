@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.errors import InputError
 from traces.synth.normal import both_above_fast, threshold_of
-from traces.synth.statistics import TraceStatistics
+from traces.synth.statistics import DraftKinds, TraceStatistics
 
 _KINDS_IN_ORDER = ("right", "all", "wrong", "fallback")
 
@@ -16,13 +19,7 @@ def draft_kinds(statistics: TraceStatistics, num_steps: int, rng: np.random.Gene
     decides for all distances, so that rows right at a large distance tend to be right at a small one."""
     if not statistics.draft_kinds:
         return []
-    first = statistics.draft_kinds[0]
-    keep = 0.0
-    right = first.shares.get("right", 0.0)
-    if 0 < right < 1:
-        grid = np.linspace(0.0, 0.99, 100)
-        joint = both_above_fast(np.full(100, float(threshold_of(right))), grid) / right
-        keep = float(np.interp(first.repeats, joint, grid))
+    keep = _correlation(statistics.draft_kinds[0])
     mood = np.empty(num_steps)
     state = rng.standard_normal()
     for step in range(num_steps):
@@ -36,6 +33,39 @@ def draft_kinds(statistics: TraceStatistics, num_steps: int, rng: np.random.Gene
         picked = np.searchsorted(edges[:-1], position, side="right")
         out.append(np.array(names)[picked])
     return out
+
+
+def with_acceptance(statistics: TraceStatistics, acceptance: Sequence[float]) -> TraceStatistics:
+    """The same attention with another share of right guesses at distances 1, 2, …: that share is the text's and the
+    drafter's. Other kinds of rows keep their proportions, runs their correlation.
+
+    Raises InputError where the statistics do not tell right rows from others, or for a share outside 0 … 1.
+    """
+    if len(acceptance) != len(statistics.draft_kinds):
+        raise InputError(f"acceptance: {len(acceptance)} shares for {len(statistics.draft_kinds)} draft distances")
+    kinds = []
+    for distance, (share, known) in enumerate(zip(acceptance, statistics.draft_kinds, strict=True), start=1):
+        right = known.shares.get("right", 0.0)
+        if not 0 < right < 1:
+            raise InputError(f"acceptance: the source has no right and no wrong guesses at distance {distance}")
+        if not 0 <= share <= 1:
+            raise InputError(f"acceptance: {share} at distance {distance} is no share of guesses")
+        others = {name: of * (1 - share) / (1 - right) for name, of in known.shares.items() if name != "right"}
+        again = share
+        if 0 < share < 1:
+            again = float(both_above_fast(threshold_of(share), np.array(_correlation(known)))) / share
+        kinds.append(DraftKinds(shares={"right": share, **others}, repeats=min(1.0, max(again, share))))
+    return statistics.model_copy(update={"draft_kinds": tuple(kinds)})
+
+
+def _correlation(kinds: DraftKinds) -> float:
+    """Of the normal variable behind `right` at successive steps."""
+    right = kinds.shares.get("right", 0.0)
+    if not 0 < right < 1:
+        return 0.0
+    grid = np.linspace(0.0, 0.99, 100)
+    joint = both_above_fast(np.full(100, float(threshold_of(right))), grid) / right
+    return float(np.interp(kinds.repeats, joint, grid))
 
 
 def beside_right(kinds: NDArray[np.str_], step: int, distance: int) -> tuple[bool, bool]:
