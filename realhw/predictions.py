@@ -7,14 +7,13 @@ very rows that the GPU ran, so that a difference in time is not a difference in 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from realhw.decode_point import Point, trace_hash
-from realhw.expected_moves import ExpectedMoves, HeadMoves, expected_moves, mismatches
+from realhw.expected_moves import ExpectedMoves, expected_moves, mismatches
 from realhw.point_policy import policy_of
 from realhw.step_trace import StepTrace
 from simulator.catalog import load_model
@@ -88,9 +87,7 @@ def transfer_over_compute(run: RunWork, steps: slice) -> float:
     return float((run.work.first_s[steps].sum() + run.work.prefetch_s[steps].sum()) / compute)
 
 
-def predict(
-    row: dict[str, Any], hardware: HardwareSpec, known: dict[Hashable, HeadMoves] | None = None
-) -> dict[str, Any]:
+def predict(row: dict[str, Any], hardware: HardwareSpec) -> dict[str, Any]:
     """One validation row of a campaign row that ran."""
     point = Point(**row["point"])
     trace = point.step_trace()
@@ -101,7 +98,7 @@ def predict(
         )
     expected = None
     if "fetched" in row:
-        expected = expected_moves(point.flow(), trace, point.num_steps, known)
+        expected = expected_moves(point.flow(), trace, point.num_steps)
     run = run_work(point, trace, expected, hardware)
     policy, steps = policy_of(point), steady_steps(point)
     rates = engine_rates(hardware, policy.transport, policy.gather_ctas, point.batch_size)

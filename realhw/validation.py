@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realhw.expected_moves import HeadMoves
 from realhw.predictions import predict
 from realhw.validation_summary import is_contended, summarise
 from simulator.catalog import load_hardware
@@ -53,13 +52,11 @@ def compare(
     hardware = load_hardware(hardware_name)
     device = head["device"]["name"]
     warning = other_device(device, hardware.name, hardware.device)
-    known: dict[str, dict[Hashable, HeadMoves]] = {}
     predictions = []
     out.mkdir(parents=True, exist_ok=True)
     with (out / POINTS).open("w", encoding="utf-8") as file:
         for row in rows:
-            shared = json.dumps({k: v for k, v in row["point"].items() if k != "batch_size"}, sort_keys=True)
-            found = predict(row, hardware, known.setdefault(shared, {}))
+            found = predict(row, hardware)
             predictions.append(found | {"device": device, "warning": warning})
             file.write(json.dumps(predictions[-1]) + "\n")
             file.flush()
