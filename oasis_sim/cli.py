@@ -5,11 +5,15 @@ A verb's work, with its imports, is in `oasis_sim.verbs`; a verb returns its exi
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
+
+from oasis_sim.flags import COMPARE_FLAGS, EXPERIMENT_FLAGS, REPRODUCE_FLAGS, Flag
 
 app = typer.Typer(
     name="oasis-sim",
@@ -25,49 +29,62 @@ app.add_typer(trace_app, name="trace")
 draft_app = typer.Typer(help="Draft heads that guess the next tokens.", no_args_is_help=True)
 app.add_typer(draft_app, name="draft")
 
-# Every flag takes a list only so that a flag given twice can be refused instead of silently overridden.
 Experiment = Annotated[
     str | None, typer.Argument(metavar="EXPERIMENT.yaml", help="Keys of the experiment; flags override it.")
 ]
 Values = list[str] | None
-System = Annotated[Values, typer.Option("--system", metavar="NAME", help="See: oasis-sim catalog systems.")]
-Model = Annotated[Values, typer.Option("--model", metavar="NAME", help="Catalog name or Hugging Face config.json.")]
-Hardware = Annotated[Values, typer.Option("--hardware", metavar="NAME", help="Catalog name or profile YAML.")]
-Trace = Annotated[Values, typer.Option("--trace", metavar="NAME", help="Catalog name or path of a trace.")]
-FetchCap = Annotated[Values, typer.Option("--fetch-cap", metavar="SHARE", help="New blocks per step, share of K.")]
-BlockSize = Annotated[Values, typer.Option("--block-size", metavar="TOKENS", help="Tokens per KV block.")]
-Lookahead = Annotated[Values, typer.Option("--lookahead", metavar="STEPS", help="Steps between plan and use.")]
-Numa = Annotated[Values, typer.Option("--numa", metavar="WHERE", help="Host DRAM: local, far or interleave.")]
-Budget = Annotated[Values, typer.Option("--budget", metavar="TOKENS", help="Tokens that attention reads per head.")]
-BatchSize = Annotated[Values, typer.Option("--batch-size", metavar="N", help="Requests decoded together.")]
-Context = Annotated[Values, typer.Option("--context", metavar="TOKENS", help="KV length at the first decode step.")]
-MinRecall = Annotated[Values, typer.Option("--min-recall", metavar="SHARE", help="Least recall of the best point.")]
-Maximize = Annotated[Values, typer.Option("--maximize", metavar="COLUMN", help="What the best point maximises.")]
-Seed = Annotated[Values, typer.Option("--seed", metavar="N", help="Seed of request offsets and random predictors.")]
 Set = Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. policy.transport=gather.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: runs/ and a name by content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Prompts = Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")]
+Drafter = Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")]
+DraftModel = Annotated[
+    str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+
+Verb = Callable[..., int]
+Given = dict[str, list[str]]
+"""Flags of an experiment's keys that were given, by name, with each text that they were given with."""
+
+
+def takes(flags: Sequence[Flag]) -> Callable[[Verb], Verb]:
+    """Let a verb whose first parameter is `given: Given` be called with `flags`, one optional list each.
+
+    A list only so that a flag given twice can be refused instead of silently overridden.
+    """
+
+    def with_flags(verb: Verb) -> Verb:
+        @wraps(verb)
+        def called(**arguments: Any) -> int:
+            texts = {flag.name: arguments.pop(flag.parameter) for flag in flags}
+            return verb({name: list(given) for name, given in texts.items() if given}, **arguments)
+
+        signature = inspect.signature(verb, eval_str=True)
+        declared = [
+            inspect.Parameter(
+                flag.parameter,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=None,
+                annotation=Annotated[Values, typer.Option(flag.name, metavar=flag.metavar, help=flag.help)],
+            )
+            for flag in flags
+        ]
+        own = list(signature.parameters.values())[1:]
+        called.__signature__ = signature.replace(parameters=[*declared, *own])  # type: ignore[attr-defined]
+        return called
+
+    return with_flags
 
 
 @app.command()
+@takes(EXPERIMENT_FLAGS)
 def run(
+    given: Given,
     experiment: Experiment = None,
-    system: System = None,
-    model: Model = None,
-    hardware: Hardware = None,
-    trace: Trace = None,
-    fetch_cap: FetchCap = None,
-    block_size: BlockSize = None,
-    lookahead: Lookahead = None,
-    numa: Numa = None,
-    budget: Budget = None,
-    batch_size: BatchSize = None,
-    context: Context = None,
-    min_recall: MinRecall = None,
-    maximize: Maximize = None,
-    seed: Seed = None,
     set_: Set = None,
     out: Out = None,
     timeline: Annotated[
@@ -79,27 +96,14 @@ def run(
     """Simulate one point and say what binds it. A timeline opens in Perfetto (ui.perfetto.dev) or chrome://tracing."""
     from oasis_sim.verbs.run import run as verb
 
-    flags = _flags(locals())
-    return verb(experiment, flags, set_ or [], out, json, quiet, timeline)
+    return verb(experiment, given, set_ or [], out, json, quiet, timeline)
 
 
 @app.command()
+@takes(EXPERIMENT_FLAGS)
 def sweep(
+    given: Given,
     experiment: Experiment = None,
-    system: System = None,
-    model: Model = None,
-    hardware: Hardware = None,
-    trace: Trace = None,
-    fetch_cap: FetchCap = None,
-    block_size: BlockSize = None,
-    lookahead: Lookahead = None,
-    numa: Numa = None,
-    budget: Budget = None,
-    batch_size: BatchSize = None,
-    context: Context = None,
-    min_recall: MinRecall = None,
-    maximize: Maximize = None,
-    seed: Seed = None,
     set_: Set = None,
     out: Out = None,
     jobs: Jobs = None,
@@ -113,13 +117,12 @@ def sweep(
     """
     from oasis_sim.verbs.sweep import sweep as verb
 
-    flags = _flags(locals())
-    return verb(experiment, flags, set_ or [], out, json, quiet, jobs)
+    return verb(experiment, given, set_ or [], out, json, quiet, jobs)
 
 
 @app.command()
 def record(
-    prompts: Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")],
+    prompts: Prompts,
     model: Annotated[
         str, typer.Option("--model", help="smollm2-135m, gemma3-270m, a .gguf file, a folder or a Hugging Face name.")
     ],
@@ -151,10 +154,8 @@ def record(
     draft_distances: Annotated[
         int | None, typer.Option("--draft-distances", metavar="N", help="Draft rows for distances 1 to N.")
     ] = None,
-    drafter: Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")] = None,
-    draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
-    ] = None,
+    drafter: Drafter = None,
+    draft_model: DraftModel = None,
     sparse_policy: Annotated[
         str | None,
         typer.Option("--sparse-policy", metavar="KEY=VALUE,...", help="Also drafts over this policy's working set."),
@@ -162,8 +163,8 @@ def record(
     temperature: Annotated[float | None, typer.Option("--temperature", help="0: greedy.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
     stop_at_eos: Annotated[bool | None, typer.Option("--stop-at-eos/--decode-on")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     set_: Annotated[
         Values,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other option of RecordOptions (docs/trace-format.md)."),
@@ -203,7 +204,7 @@ def record(
 
 @app.command()
 def quality(
-    prompts: Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")],
+    prompts: Prompts,
     model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="Results; finished prompts are not repeated.")],
     context: Annotated[int | None, typer.Option("--context", metavar="TOKENS", help="Cuts longer prompts.")] = None,
@@ -214,12 +215,10 @@ def quality(
     predictors: Annotated[
         str | None, typer.Option("--predictors", help="Of: current, previous, draft1 ..., oracle, random.")
     ] = None,
-    drafter: Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")] = None,
-    draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
-    ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    drafter: Drafter = None,
+    draft_model: DraftModel = None,
+    device: Device = None,
+    dtype: Dtype = None,
     deadline: Annotated[
         float | None, typer.Option("--deadline-s", metavar="S", help="End by then; repeat the command for the rest.")
     ] = None,
@@ -309,24 +308,10 @@ def validate(
 
 
 @app.command()
+@takes(COMPARE_FLAGS)
 def compare(
+    given: Given,
     experiment: Experiment = None,
-    systems: Annotated[
-        Values, typer.Option("--systems", metavar="A,B", help="Default: all that the trace serves.")
-    ] = None,
-    model: Model = None,
-    hardware: Hardware = None,
-    trace: Trace = None,
-    fetch_cap: FetchCap = None,
-    block_size: BlockSize = None,
-    lookahead: Lookahead = None,
-    numa: Numa = None,
-    budget: Budget = None,
-    batch_size: BatchSize = None,
-    context: Context = None,
-    min_recall: MinRecall = None,
-    maximize: Maximize = None,
-    seed: Seed = None,
     set_: Set = None,
     out: Out = None,
     jobs: Jobs = None,
@@ -340,21 +325,15 @@ def compare(
     """
     from oasis_sim.verbs.compare import compare as verb
 
-    flags = _flags(locals())
-    return verb(experiment, flags, set_ or [], out, json, quiet, jobs)
+    return verb(experiment, given, set_ or [], out, json, quiet, jobs)
 
 
 @app.command()
+@takes(REPRODUCE_FLAGS)
 def reproduce(
+    given: Given,
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="One experiment of the table. Default: all.")
-    ] = None,
-    model: Annotated[Values, typer.Option("--model", metavar="NAME", help="Another model.")] = None,
-    hardware: Annotated[Values, typer.Option("--hardware", metavar="NAME", help="Another GPU.")] = None,
-    batch: Annotated[Values, typer.Option("--batch", metavar="N", help="Requests in flight, all systems.")] = None,
-    context: Annotated[Values, typer.Option("--context", metavar="TOKENS", help="Mean KV length.")] = None,
-    tensor_parallel: Annotated[
-        Values, typer.Option("--tensor-parallel", metavar="N", help="GPUs of one replica.")
     ] = None,
     set_: Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of an experiment.")] = None,
     derive: Annotated[
@@ -369,8 +348,7 @@ def reproduce(
     """
     from oasis_sim.verbs.reproduce import run as verb
 
-    flags = _flags(locals())
-    return verb(experiment, flags, set_ or [], derive, json, quiet)
+    return verb(experiment, given, set_ or [], derive, json, quiet)
 
 
 @app.command()
@@ -489,7 +467,7 @@ def draft_train(
     new_tokens: Annotated[int | None, typer.Option("--new-tokens", metavar="N", help="Generated per prompt.")] = None,
     max_seconds: Annotated[float | None, typer.Option("--max-seconds", metavar="S", help="Of training.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    device: Device = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="Of the base: float32, bfloat16 or float16.")] = None,
     set_: Annotated[
         Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other option of realhw.draft_train.TrainOptions.")
@@ -568,15 +546,6 @@ def trace_synth(
         as_json=json,
         quiet=quiet,
     )
-
-
-def _flags(arguments: dict[str, object]) -> dict[str, list[str]]:
-    """Flags that were given, by their spelling."""
-    from oasis_sim.settings import FLAG_KEYS, VERB_FLAG_KEYS
-
-    flags = (*FLAG_KEYS, *VERB_FLAG_KEYS)
-    given = {flag: arguments.get(flag.removeprefix("--").replace("-", "_")) for flag in flags}
-    return {flag: list(values) for flag, values in given.items() if isinstance(values, list) and values}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

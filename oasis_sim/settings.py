@@ -5,30 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oasis_sim.flags import FLAG_KEYS
 from traces.errors import InputError
-
-FLAG_KEYS = {
-    "--system": "system",
-    "--model": "model",
-    "--hardware": "hardware",
-    "--trace": "trace",
-    "--fetch-cap": "policy.fetch_cap",
-    "--block-size": "policy.block_size_tokens",
-    "--lookahead": "policy.lookahead_k",
-    "--numa": "placement.host_numa",
-    "--budget": "policy.kv_budget_tokens",
-    "--batch-size": "workload.batch_size",
-    "--context": "workload.context_tokens",
-    "--min-recall": "objective.min_recall",
-    "--maximize": "objective.maximize",
-    "--seed": "seed",
-}
-VERB_FLAG_KEYS = {
-    "--systems": "system",
-    "--batch": "workload.batch_size",
-    "--tensor-parallel": "placement.tensor_parallel",
-}
-"""Flags that only `compare` or `reproduce` has."""
 
 Settings = dict[str, list[Any]]
 
@@ -42,7 +20,7 @@ def command_line_settings(flags: Mapping[str, Sequence[str]], assignments: Seque
     givers: dict[str, str] = {}
     for flag, texts in flags.items():
         for text in texts:
-            _add(settings, givers, (FLAG_KEYS | VERB_FLAG_KEYS)[flag], flag, text)
+            _add(settings, givers, FLAG_KEYS[flag], flag, text)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from oasis_sim import api
-from oasis_sim.settings import FLAG_KEYS
+from oasis_sim.flags import EXPERIMENT_FLAGS
 from simulator.metrics import COLUMNS
 from tests.oasis_sim.conftest import REPOSITORY, Oasis
 from traces.errors import InputError
@@ -80,5 +80,5 @@ def test_the_documented_experiment_file_runs(oasis: Oasis, tiny_trace: Path, tmp
 
 
 def test_the_documents_list_every_flag_with_its_key() -> None:
-    for flag, key in FLAG_KEYS.items():
-        assert f"| `{flag}` | `{key}`" in CLI_DOCUMENT
+    for flag in EXPERIMENT_FLAGS:
+        assert f"| `{flag.name}` | `{flag.key}`" in CLI_DOCUMENT
