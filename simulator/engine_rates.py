@@ -70,24 +70,42 @@ def _interpolated(
     return float(first), float(second)
 
 
+class GatherWait:
+    """Seconds that a gather beside the layer stack waits for a free multiprocessor: until a running program ends.
+
+    A shorter launch than the one that was timed has shorter programs; a longer one has more of them.
+    """
+
+    def __init__(self, hardware: HardwareSpec, transport: Transport, gather_ctas: int) -> None:
+        self._ctas = gather_ctas
+        self._timed: list[tuple[bool, int, list[PairRate], list[tuple[float, float]]]] = []
+        """(whether products, launches a layer, rows, their wait and launch in seconds)."""
+        for kind, launches in ((Kind.GEMM, PRODUCTS_PER_LAYER), (Kind.ATTENTION, 1)):
+            rows = [row for row in _rows(hardware.pairs, kind, "gather") if row.launch_wait_s and row.kernel_s]
+            values = [(row.launch_wait_s.value, row.kernel_s) for row in rows if row.launch_wait_s and row.kernel_s]
+            if rows and transport == "gather":
+                self._timed.append((kind is Kind.GEMM, launches, rows, values))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the profile knows of any wait."""
+        return bool(self._timed)
+
+    def seconds(self, batch_size: int, gemm_s: Float, attention_s: Float) -> Float:
+        """Mean over the instants of a layer of `gemm_s` seconds of products and `attention_s` of attention."""
+        wait_s = np.zeros_like(gemm_s + attention_s)
+        for is_gemm, launches, rows, values in self._timed:
+            total_s = gemm_s if is_gemm else attention_s
+            timed_wait_s, timed_s = _interpolated(rows, values, self._ctas, batch_size)
+            wait_s += total_s * timed_wait_s * np.minimum(1.0, total_s / launches / timed_s)
+        return np.asarray(wait_s / (gemm_s + attention_s))
+
+
 def gather_wait_s(
     hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int, gemm_s: Float, attention_s: Float
 ) -> Float:
-    """Seconds that a gather beside the layer stack waits for a free multiprocessor: until a running program ends.
-
-    Mean over the instants of a layer of `gemm_s` seconds of products and `attention_s` of attention. A shorter launch
-    than the one that was timed has shorter programs; a longer one has more of them.
-    """
-    wait_s = np.zeros_like(gemm_s + attention_s)
-    if transport != "gather":
-        return wait_s
-    for kind, total_s, launches in ((Kind.GEMM, gemm_s, PRODUCTS_PER_LAYER), (Kind.ATTENTION, attention_s, 1)):
-        rows = [row for row in _rows(hardware.pairs, kind, "gather") if row.launch_wait_s and row.kernel_s]
-        if rows:
-            values = [(row.launch_wait_s.value, row.kernel_s) for row in rows if row.launch_wait_s and row.kernel_s]
-            timed_wait_s, timed_s = _interpolated(rows, values, gather_ctas, batch_size)
-            wait_s += total_s * timed_wait_s * np.minimum(1.0, total_s / launches / timed_s)
-    return np.asarray(wait_s / (gemm_s + attention_s))
+    """`GatherWait.seconds` of one setting."""
+    return GatherWait(hardware, transport, gather_ctas).seconds(batch_size, gemm_s, attention_s)
 
 
 def engine_rates(hardware: HardwareSpec, transport: Transport, gather_ctas: int, batch_size: int) -> Float:

@@ -111,6 +111,7 @@ def from_hf_config(data: dict[str, Any], name: str, where: str) -> ModelSpec:
         "intermediate": config.count("intermediate_size"),
         "vocab": config.count("vocab_size"),
         "max_position": config.count("max_position_embeddings"),
+        "scaled_position": _scaled_position(config),
         "tie_embeddings": arch.tied if tied is None else tied,
         "linear_weight_bits": linear_bits,
         "expert_weight_bits": expert_bits,
@@ -235,3 +236,16 @@ def _quantisation(config: _Config) -> tuple[float, float, str | None]:
         scale_bits = 32 / (block[0] * block[1]) if block else 0.0
         return 8.0 + scale_bits, 8.0 + scale_bits, "fp8"
     raise config.refuse(f"quantization_config.quant_method must be mxfp4 or fp8, got {method!r}")
+
+
+def _scaled_position(config: _Config) -> int | None:
+    """Positions of YaRN, factor x the original ones, where they are more than the config's own; else null."""
+    scaling = config.data.get("rope_scaling")
+    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return None
+    own = config.count("max_position_embeddings")
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings", own)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (factor, original))
+    if not numbers or not 1 <= factor * original <= 2**31:
+        raise config.refuse(f"rope_scaling: factor x original_max_position_embeddings is no length, got {scaling!r}")
+    return int(factor * original) if factor * original > own else None

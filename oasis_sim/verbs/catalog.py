@@ -38,6 +38,7 @@ def _models() -> list[Row]:
             "num_kv_heads": model.num_kv_heads,
             "head_dim": model.head_dim,
             "max_position": model.max_position,
+            "scaled_position": model.scaled_position,
             "source": model.source,
         }
         for model in models()

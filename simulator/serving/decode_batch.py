@@ -19,6 +19,9 @@ LEFT_BLOCKS, NEW_BLOCKS, CARRY, PULLED_BLOCKS, NUM_FIELDS = range(8, 13)
 range that it wraps in, blocks prefilled, trace group; blocks of the prompt that are still on the prefill side, that no
 plan has fetched yet, what rounding owes, and those that plans fetched from there."""
 
+HOST_KV = int(Pool.HOST_KV)
+"""Compiled code takes a plain integer at once, and an enum after a microsecond of looking."""
+
 
 class DecodeBatch:
     """Requests in order of joining, which decides nothing but ties."""
@@ -85,7 +88,7 @@ class DecodeBatch:
         columns, left = self._columns, self.left
         grows: bool = batch_kernel.growth(
             len(self), columns[KV_LEN], columns[HELD_BLOCKS], columns[PROMPT_BLOCKS], columns[GROUP],
-            self.block_size_tokens, table, left.gap_bytes, left.brought_bytes, Pool.HOST_KV, out,
+            self.block_size_tokens, table, left.gap_bytes, left.brought_bytes, HOST_KV, out,
         )  # fmt: skip
         return grows
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator import cost
 from simulator import step_layout as at
 from simulator.capacity import slots_per_head
-from simulator.engine_rates import RatesByBatch, gather_wait_s
+from simulator.engine_rates import GatherWait, RatesByBatch
 from simulator.fetch_path import FetchPath, fetch_path
 from simulator.links import d2h_bytes_per_s, fetch_cost
 from simulator.serving.batch_kernel import (
@@ -71,6 +71,7 @@ class Iteration:
         self._link, self._write_link = coefficients(self.path.link), coefficients(self.path.write_link)
         self._landing, self._fallback = map(kernel_coefficients, (self.path.landing, self.path.fallback))
         self._kernel_rules, self._remote_counts = kernel_rules(self.path), demand.remote_counts
+        self._gather_wait = GatherWait(setting.hardware, policy.transport, policy.gather_ctas)
         self.done_s = np.zeros(at.NUM_STEP_COLUMNS)
         """Sum of all iterations' columns."""
         self.num_iterations = self.measured_decoding = 0
@@ -117,9 +118,11 @@ class Iteration:
         if not self.transfers:
             return
         # A gather waits for what else runs on the multiprocessors, not for heads that fall back to dense.
-        gather_s = self._gather_wait_s(batch)
+        gather_s = self._gather_wait_s(batch) if self._gather_wait.is_timed else None
         self._fill_transfers(batch)
-        self.window.prefetch_s[self.window.row] += gather_s * np.sign(self.window.prefetch_s[self.window.row])
+        if gather_s is not None:
+            prefetch_s = self.window.prefetch_s[self.window.row]
+            prefetch_s += gather_s * np.sign(prefetch_s)
 
     def _fill_durations(self, batch: Batch) -> None:
         kernels, policy, dur = self.kernels, self.setting.policy, self.window.durations_s[self.window.row]
@@ -207,12 +210,9 @@ class Iteration:
         return seconds
 
     def _gather_wait_s(self, batch: Batch) -> NDArray[np.float64]:
-        policy, w = self.setting.policy, self.window
+        w = self.window
         gemm_s = w.durations_s[w.row, [at.QKV, at.FFN]].sum()
-        return gather_wait_s(
-            self.setting.hardware, policy.transport, policy.gather_ctas, max(1, batch.num_decoding), gemm_s,
-            w.attention_s[w.row],
-        )  # fmt: skip
+        return self._gather_wait.seconds(max(1, batch.num_decoding), gemm_s, w.attention_s[w.row])
 
     def _move(self, batch: Batch, share: Share) -> float:
         """Seconds of moving whole KV before the iteration starts, as vLLM v0 swaps before it executes.

@@ -66,7 +66,7 @@ class ServingSpec(Spec):
     """Tokens of an iteration: one for each decoding request, the rest prefill chunks. Source: vLLM's
     SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS (v0.11)."""
     max_model_len: PositiveInt | None = None
-    """Longest prompt and output together. Null: the model's positions."""
+    """Longest prompt and output together, at most what the model has with RoPE scaling. Null: without it."""
     preemption: Preemption = "recompute"
     """What becomes of the KV of a request that must make room: recompute drops it and prefills again; swap moves it
     to the host and back. Source: vLLM recomputes (v1)."""

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.catalog import load_model
 from simulator.hf_config import from_hf_config
+from simulator.specs.model import ModelSpec
 from traces.errors import InputError
 
 LLAMA: dict[str, Any] = {
@@ -132,3 +133,18 @@ def test_head_dim_is_derived_where_the_architecture_derives_it() -> None:
     without = {key: value for key, value in QWEN3_MOE.items() if key != "head_dim"}
     assert from_hf_config(without, "m", "c").head_dim == 2048 // 32
     assert from_hf_config(LLAMA | {"head_dim": 64}, "m", "c").head_dim == 64
+
+
+def test_yarn_gives_more_positions_and_other_scaling_does_not():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+    def loaded(scaling: object) -> ModelSpec:
+        return from_hf_config(QWEN3 | {"rope_scaling": scaling}, "mine", "config.json")
+
+    assert (loaded(yarn).max_position, loaded(yarn).longest_context) == (40960, 131072)
+    assert loaded({"type": "yarn", "factor": 2.0}).scaled_position == 81920
+    assert loaded({**yarn, "factor": 1.0}).scaled_position is None
+    for other in (None, {"rope_type": "llama3", "factor": 8.0}):
+        assert loaded(other).longest_context == 40960
+    with pytest.raises(InputError, match=r"config\.json: rope_scaling: factor x original"):
+        loaded({**yarn, "factor": "four"})

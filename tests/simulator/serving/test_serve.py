@@ -19,6 +19,7 @@ from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
 from simulator.specs.experiment import ExperimentSpec
 from tests.simulator.serving.profiles import changed
+from traces.errors import InputError
 
 BASE: dict[str, Any] = {
     "trace": "synthetic",
@@ -287,3 +288,13 @@ def test_a_swapped_working_set_comes_back_from_beyond_the_host():
     assert (tables.remote_swap_in == tables.decode[:, Pool.SPARSE_KV]).all()
     assert (tables.swap_out + tables.remote_swap_in == tables.swap_in).all()
     assert reads["swap"] - reads["recompute"] >= 0.8 * tally.num_swaps * tables.remote_swap_in[1500 // 16]
+
+
+def test_the_longest_request_is_what_rope_scaling_gives():
+    asked = {"model": "Qwen3-8B", "serving.max_model_len": 131_072}
+    assert resolve(experiment(asked)).spec.serving.max_model_len == 131_072
+    with pytest.raises(InputError, match="max_model_len 131073: Qwen3-8B has 131072 positions"):
+        resolve(experiment({**asked, "serving.max_model_len": 131_073}))
+    # Unset, it is what the model has by itself.
+    point = resolve(experiment({"model": "Qwen3-8B"}))
+    assert ReplicaBuilder(point, point.spec.serving, RequestLog()).tables.max_tokens == 40_960
