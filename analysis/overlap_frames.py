@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ LOOKS = {
     "random": style.Look("#999999", "x"),
 }
 NAMES = {"draft": "draft token", "previous": "earlier query", "random": "random blocks"}
+_TITLE_CHARACTERS = 22
 MAX_PANELS = 5
 """Panels in one row of a picture."""
 
@@ -115,7 +117,7 @@ def panels(names: dict[str, str], rows_each: int, height_each: float) -> tuple[F
     for at, (trace, name) in enumerate(names.items()):
         band, column = divmod(at, columns)
         found[trace] = [grid[band * rows_each + row][column] for row in range(rows_each)]
-        found[trace][0].set_title(name.replace(" (", "\n("), fontsize=8)
+        found[trace][0].set_title("\n".join(textwrap.wrap(name, _TITLE_CHARACTERS)), fontsize=8)
     for at in range(len(names), bands * columns):
         for row in range(rows_each):
             grid[(at // columns) * rows_each + row][at % columns].set_visible(False)

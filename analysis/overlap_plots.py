@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.overlap_frames import (
     LOOKS,
+    MAX_PANELS,
     NAMES,
     OWN_QUERY,
     at_budget,
@@ -86,7 +88,7 @@ def draw_heads(frame: pd.DataFrame, budget_tokens: int) -> Figure:
     rows = rows[rows["distance"] == 1]
     names = trace_names(rows[rows["predictor"] == "draft"])
     heights = [max(1, rows[rows["trace"] == trace]["kv_head"].nunique()) for trace in names]
-    figure = Figure(figsize=(style.WIDTH_IN, 1.6 + sum(0.45 + 0.16 * h for h in heights)), dpi=style.DPI)
+    figure = Figure(figsize=(style.WIDTH_IN, 1.6 + sum(0.55 + 0.16 * h for h in heights)), dpi=style.DPI)
     grid = figure.subplots(len(names), 2, squeeze=False, gridspec_kw={"height_ratios": [2 + h for h in heights]})
     tables = {}
     for trace in names:
@@ -103,7 +105,8 @@ def draw_heads(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         for axes, table, norm, cmap in zip(grid[row], pair, norms, (CMAP, GAIN_CMAP), strict=True):
             axes.imshow(table.to_numpy(), norm=norm, cmap=cmap, aspect="auto", interpolation="nearest")
             _name_cells(axes, table)
-        grid[row][0].set_ylabel(f"{names[trace]}\nKV head", fontsize=7)
+        grid[row][0].set_ylabel("KV head", fontsize=6.5)
+        grid[row][0].set_title(names[trace], loc="left", fontsize=7.5, pad=2)
     for axes in grid[-1]:
         axes.set_xlabel("layer")
     for column, (norm, cmap, label) in enumerate(
@@ -137,6 +140,7 @@ def draw_guesses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
     figure = Figure(figsize=(style.WIDTH_IN, 3.9), dpi=style.DPI)
     axes = figure.subplots()
     means = rows.groupby(["trace", "predictor", "guess"])["overlap"].mean()
+    digits = 1 if len(names) <= MAX_PANELS else 0
     for at, trace in enumerate(names):
         for offset, (kind, guess, _, color, hatch) in enumerate(bars):
             value = means.get((trace, kind, guess))
@@ -147,12 +151,14 @@ def draw_guesses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
                 x, value, 0.18, color=style.pale(color) if hatch else color, hatch=hatch, edgecolor=color, lw=0.6,
                 gid=f"{kind} {guess}",
             )  # fmt: skip
-            axes.text(x, value + 0.01, f"{100 * value:.1f}", ha="center", va="bottom", fontsize=6, color=style.INK)
+            text = f"{100 * value:.{digits}f}"
+            axes.text(x, value + 0.01, text, ha="center", va="bottom", fontsize=6, color=style.INK)
         chance = means.get((trace, "random", "all"))
         if chance is not None:
             axes.plot([at - 0.4, at + 0.4], [chance, chance], color=LOOKS["random"].color, lw=1.4, gid="random")
-    labels = [f"{name}\n{_right(rows, trace)} right" for trace, name in names.items()]
-    axes.set_xticks(range(len(names)), labels, fontsize=7)
+    lines = {trace: textwrap.wrap(name, max(12, 80 // len(names))) for trace, name in names.items()}
+    labels = ["\n".join([*lines[trace], f"{_right(rows, trace)} right"]) for trace in names]
+    axes.set_xticks(range(len(names)), labels, fontsize=6.5)
     axes.set_ylabel("overlap")
     axes.set_ylim(0, 1.08)
     axes.grid(True, axis="y")
