@@ -67,7 +67,7 @@ def test_bad_input_is_one_line(oasis: Oasis, tiny_trace: Path, arguments: list[s
 
 def test_the_page_shows_tables_as_they_are_made() -> None:
     overlap, misses = load_overlap(FOLDER / "overlap.parquet"), load_misses(FOLDER / "misses.parquet")
-    tables = write_tables(overlap, misses, load_caps(FOLDER / "caps.parquet"), 512)
+    tables = write_tables(overlap, misses, load_caps(FOLDER / "caps.parquet"), 1024)
     assert (FOLDER / "tables.md").read_text(encoding="utf-8") == tables
     script = REPOSITORY / "docs/scripts/refresh_tables.py"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -83,7 +83,9 @@ def test_the_page_shows_tables_as_they_are_made() -> None:
 def test_a_shipped_trace_gives_the_rows_that_the_page_keeps(oasis: Oasis) -> None:
     """Of one compact trace, so that the page's tables cannot outlive a change of the definitions."""
     name = "smollm2-135m-reasoning-2k-h200"
-    done = oasis("trace", "overlap", name, "--out", "told", "--no-pictures", "--quiet", "--json")
+    done = oasis(
+        "trace", "overlap", name, "--out", "told", "--detail-budget", "1024", "--no-pictures", "--quiet", "--json"
+    )
     assert done.code == 0, done.err
     for file in done.document["rows"]:
         kept, made = pd.read_parquet(FOLDER / file), pd.read_parquet(Path("told") / file)
