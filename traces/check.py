@@ -58,7 +58,7 @@ def check_rankings(group: TraceGroup, block_size_tokens: int, file: str = "in me
         _refuse(ids < -1, file, array, "negative id")
         j = masked_rows(name)
         _refuse(ids[:j] >= 0, file, array, f"the first {j} rows have no draft and must be empty")
-        kv_len = group.kv_len[: len(ids) - j] if j else group.kv_len
+        kv_len = group.kv_len[: max(0, len(ids) - j)]  # none of a trace shorter than the distance
         limit = -(-kv_len.astype(np.int64) // block_size_tokens)
         _refuse(ids[j:] >= limit[:, None, None, None], file, array, "id of a block that did not exist", offset=j)
         ascending = np.sort(ids, axis=-1)

@@ -18,6 +18,21 @@ class WordTokenizer:
         return {"input_ids": [len(word) for word in text.split()]}
 
 
+class PlainTokenizer(WordTokenizer):
+    """Of a base model."""
+
+    chat_template = ""
+
+
+def test_a_base_model_gets_questions_and_answers_in_one_form() -> None:
+    examples = [Example("gsm", "reasoning", f"question {i}", f"answer {i}") for i in range(40)]
+    prompt = build_prompt(PlainTokenizer(), examples, "reasoning", 60, 0, share=1.0)
+    assert prompt.text is not None
+    parts = prompt.text.split("\n\n")
+    assert [part.split(":")[0] for part in parts] == ["Question", "Answer"] * (len(parts) // 2)
+    assert parts[-1] == "Answer:"
+
+
 def test_prompts_reach_the_context() -> None:
     reasoning = [Example("gsm", "reasoning", f"question {i} " + "word " * 10, "answer " * 10) for i in range(600)]
     code = [Example("human", "code", f"def f{i}(): " + "pass " * 10, "return " * 10) for i in range(60)]
