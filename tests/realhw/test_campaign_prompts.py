@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from realhw.campaigns.attention_campaign import build_prompt
 from realhw.prompt_sets import Example
-
-
-class WordTokenizer:
-    """One token per word of a chat."""
-
-    chat_template = "words"
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return " ".join(message["content"] for message in messages)
-
-    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        return {"input_ids": [len(word) for word in text.split()]}
+from tests.realhw.word_tokenizers import LengthTokenizer
 
 
 class PlainTokenizer(WordTokenizer):
@@ -38,9 +27,9 @@ def test_prompts_reach_the_context() -> None:
     code = [Example("human", "code", f"def f{i}(): " + "pass " * 10, "return " * 10) for i in range(60)]
     for task in ("reasoning", "code", "needle", "multi-document"):
         for seed in range(3):
-            prompt = build_prompt(WordTokenizer(), reasoning + code, task, 400, seed)
+            prompt = build_prompt(LengthTokenizer(), reasoning + code, task, 400, seed)
             assert prompt.messages is not None
-            words = WordTokenizer()(" ".join(m.content for m in prompt.messages))["input_ids"]
+            words = LengthTokenizer()(" ".join(m.content for m in prompt.messages))["input_ids"]
             assert 400 <= len(words) < 460
             if task in ("reasoning", "code"):
                 asked = next(e for e in reasoning + code if e.question == prompt.messages[-1].content)

@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 from realhw.draft_train import TrainOptions, accepted, chain_guesses, fit, new_head, split_examples, train
 from realhw.drafters import ModelDrafter, RandomDrafter, make_drafter
 from realhw.eagle3 import load_head, save_head
 from realhw.eagle3_drafter import Eagle3Drafter
-from realhw.models import LoadedModel, geometry_of
+from realhw.models import LoadedModel
 from realhw.prompt_sets import Example, load_examples, needle_prompt
+from tests.realhw.tiny_llama import loaded_model
 from traces.errors import InputError
 
-
-class WordTokenizer:
-    """One token per whitespace-separated number."""
-
-    chat_template = None
-    eos_token_id = 0
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(seed: int = 0, vocab_size: int = 24) -> LoadedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config).eval()
-    return LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors are slower on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    return loaded_model(vocab_size, num_layers=4, seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from realhw import quality
 from realhw.dense_decode import dense_run
@@ -26,51 +25,20 @@ from realhw.quality_decode import holds_answer
 from realhw.quality_options import QualityOptions, policies_of
 from realhw.quality_summary import KEYS, METRICS, bootstrap_intervals, summarise
 from realhw.sparse_decode import rank_scores_on_device
+from tests.realhw.tiny_llama import loaded_model
+from tests.realhw.word_tokenizers import NumberTokenizer
 from traces.codec import rank_scores
 from traces.errors import InputError
 
 CONTEXT, STEPS = 90, 8
 
 
-class WordTokenizer:
-    """One token per whitespace-separated number."""
-
-    chat_template = None
-    eos_token_id = 0
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-    def decode(self, tokens: list[int]) -> str:
-        return " ".join(map(str, tokens))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors are slower on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config).eval()
-    return LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
+    return loaded_model(vocab_size=24, initializer_range=0.4)
 
 
 def options(**changes: Any) -> QualityOptions:
@@ -154,7 +122,7 @@ def test_layers_with_a_sliding_window_keep_it(tmp_path: Path) -> None:
         attn_implementation="sdpa",
     )
     model = Gemma3ForCausalLM(config).eval()
-    gemma = LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
+    gemma = LoadedModel(model, NumberTokenizer(), geometry_of(model, "tiny"), "random")
     settings = options(block_sizes_tokens=(8,), predictors=("draft2",), budgets_tokens=(16, 128), fetch_caps=(1.0,))
     measure_quality(settings, tmp_path, gemma)
     for row in pq.read_table(tmp_path / "prompts.parquet").to_pylist():
@@ -259,11 +227,11 @@ def test_policies_decode_on_their_own_where_dense_finds_the_answers(loaded: Load
 
 def test_an_answer_is_no_part_of_a_number() -> None:
     said = [5, 41, 7, 0, 9]
-    assert holds_answer(WordTokenizer(), said, "41 7")
-    assert not holds_answer(WordTokenizer(), said, "41 7 0")
-    assert not holds_answer(WordTokenizer(), said, "1 7")
-    assert not holds_answer(WordTokenizer(), said, "4")
-    assert not holds_answer(WordTokenizer(), said, "9")
+    assert holds_answer(NumberTokenizer(), said, "41 7")
+    assert not holds_answer(NumberTokenizer(), said, "41 7 0")
+    assert not holds_answer(NumberTokenizer(), said, "1 7")
+    assert not holds_answer(NumberTokenizer(), said, "4")
+    assert not holds_answer(NumberTokenizer(), said, "9")
 
 
 def test_lockstep_head_guesses_as_each_alone(loaded: LoadedModel) -> None:

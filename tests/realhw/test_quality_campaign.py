@@ -8,25 +8,13 @@ from realhw.campaigns.quality_campaign import FULL, PREDICTORS, Run, build_promp
 from realhw.models import LoadedModel
 from realhw.prompt_sets import Example
 from realhw.quality_options import QualityOptions, policies_of
+from tests.realhw.word_tokenizers import LengthTokenizer
 from traces.errors import InputError
 from traces.schema import ModelGeometry
 
-
-class WordTokenizer:
-    """One token per word of a chat."""
-
-    chat_template = "words"
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return " ".join(message["content"] for message in messages)
-
-    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        return {"input_ids": [len(word) for word in text.split()]}
-
-
 LOADED = LoadedModel(
     None,
-    WordTokenizer(),
+    LengthTokenizer(),
     ModelGeometry(name="none", num_layers=1, num_query_heads=1, num_kv_heads=1, head_dim=8),
     "none",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.realhw.tiny_llama import (
     NUM_LAYERS,
     check_ranking,
     eager_rows,
-    loaded_model,
     options,
     quest_scores,
 )
@@ -30,19 +28,7 @@ from traces.codec import rank_scores
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return loaded_model()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from tests.realhw.tiny_llama import (
     NUM_LAYERS,
     check_ranking,
     eager_rows,
-    loaded_model,
     options,
     quest_scores,
     rotated_query,
@@ -32,11 +31,6 @@ from traces.reader import FileGroup, open_trace
 
 EXTRAS = ("mean", "prev_layer", "query_cos", "prefill_mass", "prompt_window_mass")
 WINDOW = 12
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return loaded_model()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_
 from realhw.prompts import Message, Prompt, encode_prompt, fit_context, load_prompts
 from realhw.record import record
 from realhw.record_options import RecordOptions
+from tests.realhw.word_tokenizers import ChatTokenizer, NumberTokenizer
 from traces.check import check_trace
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
@@ -30,28 +30,7 @@ class Configured:
         self.config = config
 
 
-class WordTokenizer:
-    chat_template = None
-    eos_token_id = 0
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-
-class ChatTokenizer(WordTokenizer):
-    chat_template = "numbers"
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
-        return " ".join(message["content"] for message in messages)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +68,7 @@ def test_missing_prompt_file_and_template(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="prompts cannot be read"):
         load_prompts(tmp_path / "none.txt")
     with pytest.raises(InputError, match="no chat template"):
-        encode_prompt(WordTokenizer(), Prompt(messages=(Message(role="user", content="1"),)))
+        encode_prompt(NumberTokenizer(), Prompt(messages=(Message(role="user", content="1"),)))
 
 
 def test_context_keeps_the_start_and_the_end() -> None:
@@ -179,7 +158,7 @@ def test_sliding_window_model_decodes_as_without_the_recorder(tmp_path: Path) ->
         expected = model.generate(
             torch.tensor([prompt]), max_new_tokens=19, do_sample=False, eos_token_id=None, pad_token_id=0
         )[0, 40:]
-    loaded = LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny-gemma"), "random")
+    loaded = LoadedModel(model, NumberTokenizer(), geometry_of(model, "tiny-gemma"), "random")
     options = RecordOptions(
         model="tiny-gemma",
         prompts=(Prompt(text=" ".join(map(str, prompt))),),

@@ -23,7 +23,6 @@ from tests.realhw.tiny_llama import (
     NUM_LAYERS,
     check_ranking,
     eager_rows,
-    loaded_model,
     options,
     quest_scores,
     rotated,
@@ -34,11 +33,6 @@ from traces.reader import FileGroup, open_trace
 
 POLICY = PolicySpec(kv_budget_tokens=24, block_size_tokens=8, fetch_cap=0.7, residency="slack", lookahead_k=2)
 KEPT, STEPS = 3, 30
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return loaded_model()
 
 
 @pytest.fixture(scope="module")

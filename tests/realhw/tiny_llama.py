@@ -1,4 +1,4 @@
-"""A tiny random Llama, options to record it, and its attention written out."""
+"""Tiny random Llamas, options to record one, and its attention written out."""
 
 from __future__ import annotations
 
@@ -13,36 +13,29 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from realhw.models import LoadedModel, geometry_of
 from realhw.prompts import Prompt
 from realhw.record_options import RecordOptions
+from tests.realhw.word_tokenizers import NumberTokenizer
 
 NUM_LAYERS, NUM_HEADS, GROUP, HEAD_DIM = 3, 2, 2, 8
 
 
-class WordTokenizer:
-    """One token per whitespace-separated number."""
-
-    chat_template = None
-    eos_token_id = 0
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-
-def loaded_model() -> LoadedModel:
-    torch.manual_seed(0)
+def loaded_model(
+    vocab_size: int = 20, num_layers: int = NUM_LAYERS, initializer_range: float = 0.3, seed: int = 0
+) -> LoadedModel:
+    torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=20,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=NUM_LAYERS,
+        num_hidden_layers=num_layers,
         num_attention_heads=NUM_HEADS * GROUP,
         num_key_value_heads=NUM_HEADS,
         head_dim=HEAD_DIM,
         max_position_embeddings=256,
-        initializer_range=0.3,
+        initializer_range=initializer_range,
         attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config).eval()
-    return LoadedModel(model, WordTokenizer(), geometry_of(model, "tiny"), "random")
+    return LoadedModel(model, NumberTokenizer(), geometry_of(model, "tiny"), "random")
 
 
 def options(**changes: Any) -> RecordOptions:

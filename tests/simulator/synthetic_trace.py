@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import pytest
 
+from simulator import experiment as experiments
 from simulator.draft_pass import residency_rules
+from simulator.specs.experiment import ExperimentSpec
 from simulator.specs.policy import PolicySpec
 from traces.memory import MemoryGroup, memory_group, memory_trace
 from traces.reader import Trace
@@ -71,6 +75,19 @@ def synthetic_group(name: str, context: int, num_steps: int = 48, seed: int = 0)
 def synthetic_trace() -> Trace:
     """Two requests, `short` (2,048 tokens) and `long` (4,096)."""
     return memory_trace([synthetic_group("short", 2048), synthetic_group("long", 4096, seed=1)], "synthetic")
+
+
+def open_as_any(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
+    """Let experiments open `trace`, whichever they name."""
+    monkeypatch.setattr(experiments, "_open", lambda location: trace)
+    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+
+
+def synthetic_point(**settings: Any) -> ExperimentSpec:
+    """One point on the request `long`; `workload__batch_size` stands for the key `workload.batch_size`."""
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    (only,) = experiments.expand({"trace": "synthetic", "trace_group": "long", **dotted}, {})
+    return only
 
 
 def _merge(scores: np.ndarray, factor: int) -> np.ndarray:

@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
-from simulator import experiment as experiments
 from simulator.engine_rates import engine_rates
 from simulator.experiment import expand, resolve
 from simulator.points import demands_by_gpu, run_works
 from simulator.timeline import play
 from simulator.topology import HostTopology
-from tests.simulator.synthetic_trace import synthetic_trace
 
 pytestmark = pytest.mark.bench
 NUM_STEPS = 20_000
@@ -22,11 +20,8 @@ NUM_STEPS = 20_000
 
 @pytest.mark.parametrize("batch_size", [14, 128])
 @pytest.mark.parametrize("system", ["dense", "retrieval", "oasiskv"])
-def test_timeline_steps_per_second(benchmark, monkeypatch, system, batch_size):
+def test_timeline_steps_per_second(benchmark, synthetic, system, batch_size):
     """Steps/s of Qwen3-8B's 36 layers on one GPU, SimPy included; the work of the steps is built before."""
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
     settings = {"trace": "synthetic", "trace_group": "short", "system": system, "workload.batch_size": batch_size}
     (experiment,) = expand({**settings, "workload.output_tokens": NUM_STEPS}, {})
     point = resolve(experiment)

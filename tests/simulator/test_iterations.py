@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import draft_heads, iterations_reference
-from simulator import experiment as experiments
 from simulator.catalog import load_hardware, load_model
 from simulator.cost import draft_rows, logit_rows
 from simulator.experiment import expand
@@ -20,7 +19,7 @@ from simulator.points import run_point
 from simulator.replay import integer_mass, replay
 from simulator.residency_reference import Rules, replay_reference
 from simulator.specs.policy import PolicySpec
-from tests.simulator.synthetic_trace import GEOMETRY, synthetic_group
+from tests.simulator.synthetic_trace import GEOMETRY, open_as_any, synthetic_group
 from traces.errors import InputError
 from traces.mass import quantise_mass
 from traces.memory import MemoryGroup, memory_group, memory_trace
@@ -144,9 +143,7 @@ def trace_with(acceptance: float):
 
 
 def point(monkeypatch, acceptance: float, **changes):
-    trace = trace_with(acceptance)
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+    open_as_any(monkeypatch, trace_with(acceptance))
     base = {"trace": "synthetic", "workload.batch_size": 16, "workload.output_tokens": 64}
     (only,) = expand({**base, **{key.replace("__", "."): value for key, value in changes.items()}}, {})
     row = run_point(only, use_cache=False)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator import experiment as experiments
 from simulator.experiment import expand, experiment_keys
 from simulator.points import run_point
-from tests.simulator.synthetic_trace import synthetic_trace
 from traces.errors import InputError
 
 BASE = {
@@ -167,11 +165,7 @@ EXEMPT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _synthetic(monkeypatch):
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+pytestmark = pytest.mark.usefixtures("synthetic")
 
 
 def point(settings: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import experiment as experiments
 from simulator.demand import COUNT_FIELDS, SHARE_FIELDS, Demand
 from simulator.experiment import expand
 from simulator.mapping import Mapping
 from simulator.points import run_point
 from simulator.replay import replay
 from simulator.systems import SYSTEMS, resolve_policy
-from tests.simulator.synthetic_trace import synthetic_trace
+from tests.simulator.synthetic_trace import open_as_any, synthetic_point, synthetic_trace
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group
 
@@ -157,8 +156,7 @@ def test_what_a_trace_lacks_is_named_with_the_flag_that_records_it(
         layers={16: full.layers(16)}, model=full.model,
     )  # fmt: skip
     trace = type(synthetic_trace())("bare", synthetic_trace().attrs, {"bare": bare})
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+    open_as_any(monkeypatch, trace)
     history = {"policy.mass_history": "prompt"} if system == "h2o" else {}
     (point,) = expand({"trace": "bare", "system": system, "workload.output_tokens": 16, **history}, {})
     with pytest.raises(InputError, match=rf"{array}|selector mean") as caught:
@@ -167,20 +165,11 @@ def test_what_a_trace_lacks_is_named_with_the_flag_that_records_it(
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
-
-
 def row(system: str, **settings: Any) -> dict[str, Any]:
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    (point,) = expand({"trace": "synthetic", "trace_group": "long", "system": system, **dotted}, {})
-    return run_point(point, use_cache=False)
+    return run_point(synthetic_point(system=system, **settings), use_cache=False)
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 @pytest.mark.parametrize("system", DROPPING)
 def test_dropping_systems_move_no_bytes_and_hold_no_host_memory(system: str) -> None:
     result = row(system, workload__output_tokens=64)
@@ -189,7 +178,7 @@ def test_dropping_systems_move_no_bytes_and_hold_no_host_memory(system: str) -> 
     assert result["hbm_bytes_peak"] < row("quest", workload__output_tokens=64)["hbm_bytes_peak"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 @pytest.mark.parametrize("system", ["vllm-offload", "flexgen"])
 def test_streaming_moves_the_whole_kv_every_step_and_is_bound_by_it(system: str) -> None:
     steps, batch = 32, 8
@@ -208,12 +197,12 @@ def test_streaming_moves_the_whole_kv_every_step_and_is_bound_by_it(system: str)
     assert dense["tpot_mean_s"] < result["tpot_mean_s"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_one_copy_a_layer_is_never_slower_than_one_a_block() -> None:
     assert row("flexgen", workload__batch_size=8)["tpot_mean_s"] < row("vllm-offload")["tpot_mean_s"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_a_layer_ahead_hides_part_of_what_on_demand_exposes() -> None:
     ahead = row("infinigen", policy__transport="gather", workload__batch_size=8)
     retrieval = row("retrieval", workload__batch_size=8)
@@ -222,7 +211,7 @@ def test_a_layer_ahead_hides_part_of_what_on_demand_exposes() -> None:
     assert ahead["recall"] < retrieval["recall"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_reading_attention_costs_and_positions_do_not() -> None:
     h2o, streaming = (row(name, workload__batch_size=64) for name in ("h2o", "streamingllm"))
     assert h2o["t_score_s"] > 0
@@ -231,7 +220,7 @@ def test_reading_attention_costs_and_positions_do_not() -> None:
     assert h2o["t_attention_s"] == streaming["t_attention_s"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_freekv_that_never_corrects_takes_as_long_as_prefetch_previous() -> None:
     never = row("freekv", policy__correction_cosine=-1.0, policy__transport="gather")
     assert never["tpot_mean_s"] == row("prefetch-previous")["tpot_mean_s"]
@@ -241,7 +230,7 @@ def test_freekv_that_never_corrects_takes_as_long_as_prefetch_previous() -> None
     assert never["tpot_mean_s"] < some["tpot_mean_s"] <= stall["tpot_mean_s"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_values_alone_are_half_the_bytes_and_keys_cost_hbm() -> None:
     values, both = row("shadowkv"), row("shadowkv", policy__key_rank=None)
     for name in ("h2d_bytes_per_token", "d2h_bytes_per_token", "host_bytes_peak"):
@@ -250,7 +239,7 @@ def test_values_alone_are_half_the_bytes_and_keys_cost_hbm() -> None:
     assert values["t_gather_s"] > both["t_gather_s"] == 0
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_a_cache_costs_hbm_and_saves_the_link() -> None:
     cached, exact = row("sparseserve"), row("retrieval")
     assert cached["hbm_bytes_peak"] > exact["hbm_bytes_peak"]
@@ -258,7 +247,7 @@ def test_a_cache_costs_hbm_and_saves_the_link() -> None:
     assert cached["t_attention_s"] == exact["t_attention_s"]
 
 
-@pytest.mark.usefixtures("_synthetic")
+@pytest.mark.usefixtures("synthetic")
 def test_dense_fallback_pays_for_link_and_attention() -> None:
     attend, dense = (row("prefetch-previous", policy__miss_rule=rule) for rule in ("attend", "dense"))
     for name in ("h2d_bytes_per_token", "t_attention_s", "t_exposed_wait_s", "recall"):

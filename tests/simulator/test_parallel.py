@@ -7,12 +7,11 @@ import pytest
 import simpy
 
 from simulator import catalog, cost
-from simulator import experiment as experiments
 from simulator import step_layout as at
 from simulator.capacity import footprint
 from simulator.demand import COUNT_FIELDS
 from simulator.engine_rates import engine_rates
-from simulator.experiment import expand, resolve
+from simulator.experiment import resolve
 from simulator.parallel import rank_mappings, shard
 from simulator.points import demands_by_gpu, run_point, run_works
 from simulator.replay import replay
@@ -21,7 +20,7 @@ from simulator.step_reference import StepReference
 from simulator.systems import resolve_policy
 from simulator.timeline import play
 from simulator.topology import HostTopology
-from tests.simulator.synthetic_trace import synthetic_trace
+from tests.simulator.synthetic_trace import synthetic_point
 from traces.errors import InputError
 
 H100 = catalog.load_hardware("h100-sxm")
@@ -30,21 +29,11 @@ MOE = catalog.load_model("Qwen3-30B-A3B")
 MLA = catalog.load_model("DeepSeek-V3")
 
 
-@pytest.fixture(autouse=True)
-def _synthetic(monkeypatch):
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
-
-
-def spec(**settings):
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    (only,) = expand({"trace": "synthetic", "trace_group": "long", **dotted}, {})
-    return only
+pytestmark = pytest.mark.usefixtures("synthetic")
 
 
 def run(**settings):
-    return run_point(spec(**settings), use_cache=False)
+    return run_point(synthetic_point(**settings), use_cache=False)
 
 
 # What one GPU has
@@ -167,7 +156,7 @@ def test_pools_are_one_gpus(system):
 
 @pytest.mark.parametrize("tensor_parallel", [2, 8])
 def test_the_gpus_of_a_replica_ask_for_what_the_model_asks_for(tensor_parallel):
-    point = resolve(spec(policy__fetch_cap=0.1, placement__tensor_parallel=tensor_parallel))
+    point = resolve(synthetic_point(policy__fetch_cap=0.1, placement__tensor_parallel=tensor_parallel))
     whole = replay(point.group, point.policy, point.mapping, 0, use_cache=False)
     parts = demands_by_gpu(point)
     assert len(parts) == tensor_parallel
@@ -178,7 +167,7 @@ def test_the_gpus_of_a_replica_ask_for_what_the_model_asks_for(tensor_parallel):
 
 
 def test_ranks_hold_heads_in_order_and_share_those_they_cannot_split():
-    mapping = resolve(spec()).mapping  # 8 heads
+    mapping = resolve(synthetic_point()).mapping  # 8 heads
     assert [list(part.head_of) for part in rank_mappings(mapping, 2)] == [
         list(mapping.head_of[:4]),
         list(mapping.head_of[4:]),
@@ -257,7 +246,7 @@ class LockstepReference(StepReference):
 )
 def test_one_step_stands_for_gpus_that_wait_for_each_other(system, batch_size, fetch_cap):
     point = resolve(
-        spec(
+        synthetic_point(
             system=system,
             policy__fetch_cap=fetch_cap,
             workload__batch_size=batch_size,
@@ -298,4 +287,4 @@ def test_one_step_stands_for_gpus_that_wait_for_each_other(system, batch_size, f
 def test_impossible_splits_are_refused(tensor_parallel, num_gpus, hardware, message):
     placement = {"placement__tensor_parallel": tensor_parallel, "placement__num_gpus": num_gpus}
     with pytest.raises(InputError, match=message):
-        resolve(spec(hardware=hardware, **placement))
+        resolve(synthetic_point(hardware=hardware, **placement))

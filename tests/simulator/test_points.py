@@ -8,11 +8,9 @@ import json
 import pytest
 
 from simulator import catalog, systems
-from simulator import experiment as experiments
-from simulator.experiment import expand
 from simulator.metrics import BREAKDOWN, COLUMNS
 from simulator.points import point_key, reference_recall, run_point, timeline_records
-from tests.simulator.synthetic_trace import synthetic_trace
+from tests.simulator.synthetic_trace import synthetic_point
 from traces.errors import InputError
 
 SYSTEMS = tuple(name for name, system in systems.SYSTEMS.items() if not system.serving)
@@ -20,21 +18,11 @@ TRANSPORTS = ("gather", "ce-batched", "ce-per-block", "ce-contiguous")
 FRACTIONS = ("hidden_fraction", "hit_rate", "overlap", "recall", "recall_upper", "churn", "link_utilization")
 
 
-@pytest.fixture(autouse=True)
-def _synthetic(monkeypatch):
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
-
-
-def spec(**settings):
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    (only,) = expand({"trace": "synthetic", "trace_group": "long", **dotted}, {})
-    return only
+pytestmark = pytest.mark.usefixtures("synthetic")
 
 
 def run(**settings):
-    return run_point(spec(**settings), use_cache=False)
+    return run_point(synthetic_point(**settings), use_cache=False)
 
 
 @pytest.mark.parametrize(("system", "transport"), list(itertools.product(SYSTEMS, TRANSPORTS)))
@@ -128,18 +116,18 @@ def test_replicas_contend_for_a_narrow_inter_socket_link(tmp_path):
 def test_same_seed_same_row_and_another_seed_another():
     assert run() == run()
     assert run(seed=1)["tpot_mean_s"] != run()["tpot_mean_s"]
-    assert point_key(spec(seed=1)) != point_key(spec())
+    assert point_key(synthetic_point(seed=1)) != point_key(synthetic_point())
 
 
 def test_cached_row_equals_the_computed(tmp_path, monkeypatch):
     monkeypatch.setenv("OASIS_SIM_CACHE", str(tmp_path))
-    first, second = run_point(spec()), run_point(spec())
+    first, second = run_point(synthetic_point()), run_point(synthetic_point())
     assert first == second
     assert any(tmp_path.rglob("*.json"))
 
 
 def test_reference_recall_is_that_of_uncapped_retrieval():
-    assert reference_recall(spec()) == pytest.approx(run(system="retrieval")["recall"], abs=1e-12)
+    assert reference_recall(synthetic_point()) == pytest.approx(run(system="retrieval")["recall"], abs=1e-12)
 
 
 def test_too_short_a_run_is_refused():
@@ -167,7 +155,7 @@ def test_mla_is_dense_only():
 
 
 def test_timeline_records_cover_the_step_and_never_overlap_on_an_engine():
-    records = timeline_records(spec(policy__fetch_cap=1.0), num_steps=3)
+    records = timeline_records(synthetic_point(policy__fetch_cap=1.0), num_steps=3)
     assert {r.engine for r in records} >= {"compute", "side stream", "H2D", "D2H"}
     for engine in {r.engine for r in records}:
         spans = sorted((r.start_s, r.end_s) for r in records if r.engine == engine)

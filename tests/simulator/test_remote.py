@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from simulator import catalog
-from simulator import experiment as experiments
 from simulator.demand import Demand
-from simulator.experiment import expand, resolve
+from simulator.experiment import resolve
 from simulator.points import demands_by_gpu, run_point
 from simulator.remote import nic_message_s, pages_across, remote_cost
 from simulator.specs.experiment import PlacementSpec
 from simulator.topology import HostTopology, Solo
-from tests.simulator.synthetic_trace import synthetic_trace
+from tests.simulator.synthetic_trace import synthetic_point
 from traces.errors import InputError
 
 H100 = catalog.load_hardware("h100-sxm")
@@ -25,21 +24,11 @@ BLOCK = 8192
 TIERS = ("host", "remote", "nvme", "nvme-of")
 
 
-@pytest.fixture(autouse=True)
-def _synthetic(monkeypatch):
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
-
-
-def spec(**settings):
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    (only,) = expand({"trace": "synthetic", "trace_group": "long", **dotted}, {})
-    return only
+pytestmark = pytest.mark.usefixtures("synthetic")
 
 
 def run(**settings):
-    row = run_point(spec(**settings), use_cache=False)
+    row = run_point(synthetic_point(**settings), use_cache=False)
     assert row["status"] == "ok", row["error"]
     return row
 
@@ -215,7 +204,7 @@ def test_a_host_cache_lies_between_none_and_a_full_copy():
 
 
 def test_a_cache_that_holds_everything_fetches_each_block_once():
-    point = resolve(spec(**BEYOND, policy__host_residency="fetched", policy__host_cache_tokens=8192))
+    point = resolve(synthetic_point(**BEYOND, policy__host_residency="fetched", policy__host_cache_tokens=8192))
     (demand,) = demands_by_gpu(point)
     assert isinstance(demand, Demand)
     fetched, _, _ = demand.from_remote()
@@ -238,7 +227,7 @@ def test_no_point_beats_a_ceiling(system, tier):
 
 def test_the_pool_beyond_the_host_can_be_too_small(tmp_path):
     small = scaled(tmp_path, 1e-3, "nic.pool_bytes")
-    row = run_point(spec(**BEYOND, hardware=small), use_cache=False)
+    row = run_point(synthetic_point(**BEYOND, hardware=small), use_cache=False)
     assert row["status"] == "does_not_fit"
     assert "remote cannot hold the batch" in row["error"]
     assert row["max_batch_size"] == 6  # 4 GB / 4,223 tokens of 147,456 bytes in whole blocks
@@ -312,7 +301,7 @@ def test_without_a_tier_only_the_systems_that_use_it_suffer(mode, tier, system, 
 )
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        resolve(spec(**{"placement__kv_tier": "remote", **settings}))
+        resolve(synthetic_point(**{"placement__kv_tier": "remote", **settings}))
 
 
 @pytest.mark.parametrize(
@@ -321,4 +310,4 @@ def test_what_cannot_be_is_refused(settings, message):
 )
 def test_a_host_without_the_tier_is_refused(tier, figure, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        resolve(spec(placement__kv_tier=tier, hardware=scaled(tmp_path, 0.0, figure)))
+        resolve(synthetic_point(placement__kv_tier=tier, hardware=scaled(tmp_path, 0.0, figure)))

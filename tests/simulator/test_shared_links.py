@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from simulator import experiment as experiments
 from simulator.experiment import expand, resolve
 from simulator.shared_link_error import narrowed, shared_link_error, with_one_nic_per_socket
-from tests.simulator.synthetic_trace import synthetic_trace
 
-
-@pytest.fixture(autouse=True)
-def _synthetic(monkeypatch):
-    trace = synthetic_trace()
-    monkeypatch.setattr(experiments, "_open", lambda location: trace)
-    monkeypatch.setattr(experiments, "resolve_trace", lambda name: name)
+pytestmark = pytest.mark.usefixtures("synthetic")
 
 
 @pytest.mark.parametrize(("inter_socket_gbps", "batch"), [(100, 16), (60, 16), (40, 16), (40, 64)])

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from simulator import catalog, cost
-from simulator import experiment as experiments
 from simulator.capacity import kv_bytes_in_hbm, request_bytes
 from simulator.experiment import expand, resolve
 from simulator.points import run_point
@@ -19,7 +18,6 @@ from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
 from simulator.systems import resolve_policy
-from tests.simulator.serving.profiles import changed
 from traces.errors import InputError
 
 BASE: dict[str, Any] = {
@@ -63,16 +61,6 @@ def serve(mode: str, settings: dict[str, Any]):
     requests = make_workload(serving, 0).requests()
     decoding, prefill = serve_all(requests, builder.build, serving.router, log, builder.build_prefill)
     return log, decoding, prefill
-
-
-@pytest.fixture
-def with_hardware(monkeypatch):
-    original = experiments.load_hardware
-
-    def use(**factors: float) -> None:
-        monkeypatch.setattr(experiments, "load_hardware", lambda name: changed(original(name), **factors))
-
-    return use
 
 
 def seconds(*parts: tuple[int, float]) -> float:

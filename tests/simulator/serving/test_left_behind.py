@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from simulator import catalog
-from simulator import experiment as experiments
 from simulator.experiment import expand, resolve
 from simulator.points import run_point
 from simulator.serving import batch_kernel
@@ -18,7 +17,6 @@ from simulator.serving.loop import serve_all
 from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
-from tests.simulator.serving.profiles import changed
 
 QWEN = catalog.load_model("Qwen3-8B")
 BLOCK_BYTES, HEADS = QWEN.block_bytes(16), 36 * 8
@@ -137,13 +135,11 @@ def test_compiled_and_plain_agree_on_what_is_left_behind():
         assert left.bytes(group, prompt, blocks) == batch_kernel.behind(gap, brought, group, prompt, blocks)
 
 
-def test_staging_is_held_until_the_request_is_done_and_prompts_wait_for_it(monkeypatch):
+def test_staging_is_held_until_the_request_is_done_and_prompts_wait_for_it(with_hardware):
     settings = {"serving__prompt_tokens": 6_000, "serving__rate_per_s": 50.0, "serving__output_tokens": 60}
     modes = {mode: row(**settings, serving__disaggregation=mode) for mode in ("first-set", "pull")}
     assert modes["pull"]["prefill_staging_bytes_peak"] > modes["first-set"]["prefill_staging_bytes_peak"]
-    original = experiments.load_hardware
-    share = 3.2e9 / original("h100-sxm").host.dram_bytes.value
-    monkeypatch.setattr(experiments, "load_hardware", lambda name: changed(original(name), host__dram_bytes=share))
+    with_hardware(host__dram_bytes=3.2e9 / catalog.load_hardware("h100-sxm").host.dram_bytes.value)
     tight = row(**settings)
     assert tight["prefill_blocked_s"] > 0.0
     assert tight["batch_peak"] <= 3 < modes["pull"]["batch_peak"]
@@ -153,12 +149,11 @@ def test_staging_is_held_until_the_request_is_done_and_prompts_wait_for_it(monke
     assert many["batch_peak"] > few["batch_peak"]
 
 
-def test_a_slow_network_slows_decoding_that_pulls(monkeypatch):
+def test_a_slow_network_slows_decoding_that_pulls(with_hardware):
     settings = {"system": "retrieval", "serving__output_tokens": 20, "serving__num_requests": 4}
     modes = ("full-push", "first-set", "pull")
     fast = {mode: row(**settings, serving__disaggregation=mode) for mode in modes}
-    original = experiments.load_hardware
-    monkeypatch.setattr(experiments, "load_hardware", lambda name: changed(original(name), nic__bytes_per_s=0.01))
+    with_hardware(nic__bytes_per_s=0.01)
     slow = {mode: row(**settings, serving__disaggregation=mode) for mode in modes}
     first_s = {
         mode: slow[mode]["second_token_p50_s"] - slow[mode]["ttft_p50_s"] - slow[mode]["handover_p50_s"]

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from simulator import cost
-from simulator import experiment as experiments
 from simulator.experiment import expand, resolve
 from simulator.points import point_key, run_point
 from simulator.serving.loop import Replica, serve_all
@@ -18,7 +17,6 @@ from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
 from simulator.specs.experiment import ExperimentSpec
-from tests.simulator.serving.profiles import changed
 from traces.errors import InputError
 
 BASE: dict[str, Any] = {
@@ -50,16 +48,6 @@ def serve(settings: dict[str, Any]) -> tuple[RequestLog, Replica]:
     build = ReplicaBuilder(point, point.spec.serving, log).build
     (replica,), _ = serve_all(make_workload(point.spec.serving, 0).requests(), build, "round-robin", log)
     return log, replica
-
-
-@pytest.fixture
-def with_hardware(monkeypatch):
-    original = experiments.load_hardware
-
-    def use(**factors: float) -> None:
-        monkeypatch.setattr(experiments, "load_hardware", lambda name: changed(original(name), **factors))
-
-    return use
 
 
 def test_a_model_that_does_not_fit_is_told_before_any_request_runs():
