@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.policy import Transport
 
+Float = NDArray[np.float64]
 HostNuma = Literal["local", "far", "interleave"]
 
 
@@ -103,3 +107,10 @@ def write_back_cost(hardware: HardwareSpec, transport: Transport, host_numa: Hos
     if transport == "gather":
         return LinkCost(hardware.link.gather_t0_s.value, 0.0, rate, 0.0, "none", staged=False)
     return LinkCost(0.0, hardware.link.ce_batched_op_s.value, rate, 0.0, "blocks", staged=False)
+
+
+def transfer_s(link: LinkCost, blocks: Float, runs: Float, block_bytes: int) -> Float:
+    """[T, L] seconds on the link alone for `blocks` blocks in `runs` contiguous runs; 0 where there are none."""
+    ops = {"none": np.zeros_like(blocks), "blocks": blocks, "runs": runs, "layers": np.sign(blocks)}[link.ops_are]
+    seconds = link.t0_s * np.sign(blocks) + ops * link.op_s + blocks * block_bytes / link.bytes_per_s
+    return np.asarray(seconds)

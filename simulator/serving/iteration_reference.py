@@ -1,4 +1,4 @@
-"""The plain iteration: cost functions called directly, transfers priced by `step_work`, every request summed in Python.
+"""The plain iteration: cost functions called directly, transfers priced by `links`, every request summed in Python.
 
 Slow and short; `iteration` must play the same seconds.
 """
@@ -16,11 +16,11 @@ from simulator.capacity import slots_held
 from simulator.demand import Demand
 from simulator.engine_rates import gather_wait_s
 from simulator.fetch_path import FetchPath, fetch_path, selections_s
+from simulator.links import transfer_s
 from simulator.remote import stream_write_bytes_per_s
 from simulator.serving.kernel_times import Setting
 from simulator.specs.policy import KV_BYTES_PER_ELEMENT
 from simulator.step_layout import StepWork
-from simulator.step_work import transfer_s
 
 
 @dataclass(frozen=True, slots=True)

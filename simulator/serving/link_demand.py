@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from simulator import cost
+from simulator.links import transfer_s
 from simulator.serving.batch_kernel import ATTENDED_TOKENS, BLOCKS, FETCHED, REPAIR_RUNS, REPAIRED, RUNS, SLOTS
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration, mean_size
-from simulator.step_work import transfer_s
 from simulator.topology import Share
 
 

@@ -42,7 +42,7 @@ def kernel_rules(path: FetchPath) -> Rules:
 
 @njit(cache=True)
 def transfer_s(link: Coefficients, blocks: float, runs: float, num_bytes: float) -> float:
-    """As `step_work.transfer_s`, for one layer."""
+    """As `links.transfer_s`, for one layer."""
     if blocks <= 0.0:
         return 0.0
     t0_s, op_s, byte_s, kind = link
@@ -88,8 +88,8 @@ def fill_transfers(
     """Row t of the transfers from demand sums [D, counts, full layers]; returns the blocks that all GPUs fetch over
     their host links. Adds to row t of `attention_s`.
 
-    As in `step_work.Transfers.of_the_slowest`: in the first queue each layer waits for the GPU that transfers longest;
-    prefetches are those of the GPU with the most.
+    As in `step_transfers.Transfers.of_the_slowest`: in the first queue each layer waits for the GPU that transfers
+    longest; prefetches are those of the GPU with the most.
     """
     lookahead_k, prefetches, same_step, lands_in_slots = rules
     busiest = busiest_gpu(sums, link, block_bytes) if prefetches else 0

@@ -7,11 +7,11 @@ import pytest
 
 from simulator import catalog
 from simulator.engine_rates import B, C, D, H, Kind, RatesByBatch, engine_rates, gather_wait_s
-from simulator.links import fetch_cost, gather_bytes_per_s, interleaved_rate
+from simulator.links import fetch_cost, gather_bytes_per_s, interleaved_rate, transfer_s
 from simulator.specs.base import Figure
 from simulator.specs.hardware import PairRate
 from simulator.specs.policy import Transport
-from simulator.step_work import sum_over_requests, transfer_s
+from simulator.step_transfers import sum_over_requests
 
 H200 = catalog.load_hardware("h200-sxm")
 
