@@ -7,7 +7,7 @@ from realhw.prompt_sets import Example
 from tests.realhw.word_tokenizers import LengthTokenizer
 
 
-class PlainTokenizer(WordTokenizer):
+class PlainTokenizer(LengthTokenizer):
     """Of a base model."""
 
     chat_template = ""

@@ -84,7 +84,7 @@ def test_shipped_prompt_is_one_chat() -> None:
     assert [message.role for message in prompt.messages[-3:]] == ["user", "assistant", "user"]
 
 
-class ForgetfulTokenizer(WordTokenizer):
+class ForgetfulTokenizer(NumberTokenizer):
     """Says that it starts with token 2, and does so once told again: as one made from a GGUF file."""
 
     bos_token_id = 2
