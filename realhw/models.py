@@ -19,6 +19,8 @@ from traces.errors import EnvironmentMissing, InputError
 from traces.schema import ModelGeometry
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+_RECORDED_KINDS = frozenset(("full_attention", "sliding_attention"))
+_KINDS = " and ".join(sorted(_RECORDED_KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,16 @@ def text_config(model: Any) -> Any:
 
 
 def geometry_of(model: Any, name: str) -> ModelGeometry:
-    """Attention geometry. Raises InputError for latent attention (MLA), whose cache is no per-head KV."""
+    """Attention geometry. Raises InputError for latent attention (MLA), whose cache is no per-head KV, for layers
+    that keep no KV at all, and for a model without attention."""
     config = text_config(model)
     if getattr(config, "kv_lora_rank", None):
         raise InputError(f"{name}: multi-head latent attention (kv_lora_rank {config.kv_lora_rank}) is not recorded")
+    if not getattr(config, "num_attention_heads", None):
+        raise InputError(f"{name}: {type(model).__name__} has no attention heads; nothing to record")
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _RECORDED_KINDS)
+    if others:
+        raise InputError(f"{name}: layers of kind {', '.join(others)} are not recorded, only {_KINDS}")
     heads = int(config.num_attention_heads)
     return ModelGeometry(
         name=name,
@@ -97,6 +105,7 @@ def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise EnvironmentMissing("device cuda: torch sees no CUDA device; use device cpu")
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what cannot be recorded is said once, here
     source, name, weights, options = _locate(name_or_path)
     with _one_line(name_or_path, "cannot be loaded", options):
         AutoConfig.from_pretrained(source, **options)
@@ -134,9 +143,14 @@ def _one_line(name_or_path: str, problem: str, options: Mapping[str, Any]) -> It
                 f"model '{name_or_path}' {problem}: it is neither packaged ({', '.join(PACKAGED)}), nor a .gguf file, "
                 "nor a folder, nor in Hugging Face's cache, and the hub does not answer"
             ) from error
-        raise InputError(f"model '{name_or_path}' {problem}: {str(error).strip().splitlines()[0]}") from error
+        raise InputError(f"model '{name_or_path}' {problem}: {_first_line(error)}") from error
     except ImportError as error:
-        raise EnvironmentMissing(f"model '{name_or_path}': {str(error).strip().splitlines()[0]}") from error
+        raise EnvironmentMissing(f"model '{name_or_path}': {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """Without the announcement of a list that follows."""
+    return str(error).strip().splitlines()[0].rstrip(": ").removesuffix(" from one of")
 
 
 def _locate(name_or_path: str) -> tuple[str, str, str, dict[str, Any]]:
