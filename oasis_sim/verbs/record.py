@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,11 +58,22 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
             raise InputError(f"--set {name}: is filled by the command line itself")
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
     checked = validated(RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
-    with _Progress(quiet) as progress:
-        folder = recorder(checked, target, progress=progress)
+    try:
+        with _Progress(quiet) as progress:
+            folder = recorder(checked, target, progress=progress)
+    except BaseException:
+        _remove_without_steps(target)
+        raise
     print(f"{folder} (at most {peak_memory_bytes() / 1e9:.2f} GB of memory in use)")
     print(f"next: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
+
+
+def _remove_without_steps(trace: Path) -> None:
+    """A recording that failed before its first step leaves nothing that the next one would stumble over."""
+    groups = [json.loads(path.read_text(encoding="utf-8"))["attributes"] for path in trace.glob("*/zarr.json")]
+    if not any(group["group"]["steps_written"] for group in groups):
+        shutil.rmtree(trace, ignore_errors=True)
 
 
 class _Progress:

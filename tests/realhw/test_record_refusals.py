@@ -110,6 +110,25 @@ def test_the_command_line_says_so_in_one_line(
     assert not (tmp_path / "t.zarr").exists()
 
 
+@pytest.mark.parametrize("steps", [0, 66])
+def test_what_failed_before_its_first_step_is_removed_else_kept(
+    loaded: LoadedModel, steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    after(loaded.model, 3 + steps, out_of_memory)
+
+    def of_the_tiny_model(_: Any, out: Path, progress: Any) -> Path:
+        return record(options(), out, loaded, progress)
+
+    monkeypatch.setattr("realhw.record.record", of_the_tiny_model)
+    prompts, out = tmp_path / "p.txt", tmp_path / "t.zarr"
+    prompts.write_text("1 2 3")
+    with pytest.raises(SystemExit):
+        main(("record", str(prompts), "--model", "tiny", "--out", str(out), "-q"))
+    assert out.exists() == bool(steps)
+    if steps:
+        assert check_trace(out)["groups"]["request"]["num_positions"] == steps
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
