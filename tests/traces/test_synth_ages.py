@@ -35,7 +35,7 @@ def falling() -> HeadProcess:
 
 
 def test_the_slope_is_found_again(falling: HeadProcess) -> None:
-    """Too small by up to a third: of blocks that are never ranked, how weak they are is not seen."""
+    """Somewhat too small: of blocks that are never ranked, how weak they are is not seen."""
     assert -0.85 < falling.age_slope < -0.5
     assert _fitted(0.0).age_slope == pytest.approx(0.0, abs=0.15)
 
