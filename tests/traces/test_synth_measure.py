@@ -9,7 +9,7 @@ import pytest
 
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group
-from traces.synth.measure import measure, members
+from traces.synth.measure import measure, members, stale_losses
 from traces.synth.statistics import TraceStatistics, load_statistics, save_statistics
 
 STEPS, CONTEXT, SIZE, RANKED = 40, 1024, 16, 20
@@ -109,3 +109,10 @@ def test_too_short_a_request_is_refused() -> None:
     true = np.tile(np.arange(12), (10, 1))[:, None, None]
     with pytest.raises(InputError, match="10 steps and 64 blocks"):
         measure(memory_group(kv_len, {SIZE: {"true": true}}), SIZE)
+
+
+def test_stale_losses_by_hand() -> None:
+    """One step, one head: the best two hold 0.9; the step before had blocks 0 and 2 (0.6), its best one 2 (0.1)."""
+    mass = np.array([0.5, 0.4, 0.1], np.float32)
+    losses = stale_losses(mass, np.array([0, 1], np.int32), np.array([2, 0], np.int32), (1, 2))
+    assert losses == pytest.approx([0.4, 0.3])

@@ -16,6 +16,7 @@ from traces.check import check_trace
 from traces.errors import InputError
 from traces.reader import FileGroup, open_trace
 from traces.schema import ModelGeometry
+from traces.synth.calibrate import fit_heads
 from traces.synth.kinds import draft_kinds, with_acceptance
 from traces.synth.measure import measure
 from traces.synth.recipes import load_recipe, recipe_names, recipe_statistics
@@ -128,6 +129,30 @@ def test_the_best_by_score_hold_the_measured_mass(tmp_path: Path) -> None:
     assert np.abs(found[0] - _held(source, layers, count)).max() < 0.02
     assert (found[1].mean(axis=0) < found[0].mean(axis=0)).all()
     assert (found[1].mean(axis=0) > found[0].mean(axis=0) - 0.05).all()
+
+
+def test_mass_follows_the_score_as_much_as_stale_sets_lose() -> None:
+    recorded = open_trace(resolve("smollm2-135m-reasoning-2k-h200")).group("reasoning")
+    source = measure(recorded, 16)
+    found = []
+    for factor in (1.0, 8.0):
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    "heads": tuple(
+                        head.model_copy(update={"stale_loss": tuple(factor * loss for loss in head.stale_loss)})
+                        for head in layer.heads
+                    )
+                }
+            )
+            for layer in source.layers
+        )
+        fitted = fit_heads(source.model_copy(update={"layers": layers}), range(len(layers)))
+        follows = {head.mass_follows for heads in fitted.values() for head in heads}
+        assert len(follows) == 1
+        found.append(follows.pop())
+    assert 0.05 < found[0] < 0.95
+    assert found[1] == 1
 
 
 def test_large_traces_keep_the_mass_of_ranked_blocks_only(

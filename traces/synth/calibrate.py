@@ -8,7 +8,7 @@ seed of its own, and taken from every head's target; single heads are not fitted
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from traces.codec import Ids
 from traces.synth.fit import Bias, HeadFit, HeadProcess
 from traces.synth.kinds import beside_right, draft_kinds
-from traces.synth.measure import draft_overlaps, members, overlap
+from traces.synth.measure import draft_overlaps, members, overlap, stale_losses
 from traces.synth.normal import FloatArray
 from traces.synth.process import LayerProcess, Scores
 from traces.synth.statistics import HeadStatistics, TraceStatistics
@@ -30,6 +30,10 @@ _LEAST_PAIRS = 48
 _HEADS = 48
 """About so many heads a run averages over, at least; few are run as several copies."""
 _ROUNDS = 3
+_FOLLOWS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Tried for `HeadProcess.mass_follows`."""
+_MASS_EVERY = 4
+"""Steps between two at which a run's mass is looked at."""
 
 
 def fit_heads(statistics: TraceStatistics, layers: Iterable[int]) -> dict[int, list[HeadProcess]]:
@@ -51,7 +55,12 @@ def _fit_heads(statistics_json: str, rows: tuple[int, ...]) -> dict[int, list[He
             bias.persistence + _excess(statistics, run.best, target),
             {key: of + run.drafts.get(key, drafted[key]) - drafted[key] for key, of in bias.drafts.items()},
         )
-    fitted = iter([fit.process(bias) for fit in fits])
+    processes = [fit.process(bias) for fit in fits]
+    losses = np.array([head.stale_loss for head in heads if head.stale_loss])
+    if len(losses) == len(heads):
+        follows = _mass_follows(statistics, processes, losses.mean(axis=0), seed=_SEED + _ROUNDS)
+        processes = [replace(process, mass_follows=follows) for process in processes]
+    fitted = iter(processes)
     return {row: [next(fitted) for _ in statistics.layers[row].heads] for row in rows}
 
 
@@ -67,6 +76,28 @@ def _mean_drafts(heads: Sequence[HeadStatistics]) -> DraftOverlaps:
     return {key: np.mean(rows, axis=0) for key, rows in found.items()}
 
 
+def _mass_follows(statistics: TraceStatistics, processes: list[HeadProcess], target: FloatArray, seed: int) -> float:
+    """How much of its score's noise a block's mass has, one for all heads, so that the sets of the step before lose the
+    measured mass, a mean over K weighted by K: what a run loses rises with it."""
+    run = _layer_process(statistics, processes, 0, np.random.default_rng(seed))
+    sizes, most = statistics.set_sizes, statistics.set_sizes[-1]
+    lost, number = np.zeros(len(_FOLLOWS)), 0
+    weights = np.array(sizes) / sum(sizes)
+    before: Ids | None = None
+    known = 0
+    for step in range(_STEPS):
+        selectable = (statistics.context_tokens + step - 1) // statistics.block_size_tokens
+        run.advance(selectable)
+        best = _best(run.scores[:, :selectable], most)
+        if before is not None and step % _MASS_EVERY == 0 and selectable == known:
+            number += 1
+            for at, follows in enumerate(_FOLLOWS):
+                mass = np.exp2(run.log2_mass(follows))
+                lost[at] += stale_losses(mass, best, before, sizes).mean(axis=1) @ weights
+        before, known = best, selectable
+    return float(np.interp(target @ weights, np.maximum.accumulate(lost / max(1, number)), _FOLLOWS))
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     best: Ids
@@ -76,15 +107,13 @@ class _Run:
 
 def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -> _Run:
     """The processes at the source's geometry and context, several copies of few heads."""
-    heads = processes * max(1, round(_HEADS / len(processes)))
     size, context = statistics.block_size_tokens, statistics.context_tokens
     capacity = -(-(context + _STEPS - 1) // size)
-    ranks = np.array(statistics.mass_ranks, np.float64)
     rng = np.random.default_rng(seed)
     kinds = draft_kinds(statistics, _STEPS, rng)
-    run = LayerProcess(heads, capacity, (context - 1) // size, ranks, len(kinds), rng)
+    run = _layer_process(statistics, processes, len(kinds), rng)
     most = statistics.set_sizes[-1]
-    best = np.full((1 + len(kinds), _STEPS, 1, len(heads), most), -1, np.int32)
+    best = np.full((1 + len(kinds), _STEPS, 1, len(run.heads), most), -1, np.int32)
     for step in range(_STEPS):
         selectable = (context + step - 1) // size
         run.advance(selectable)
@@ -106,6 +135,15 @@ def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -
             for name, values in draft_overlaps(best[j], sets, at, rows.get((j, "right")), set_size).items():
                 overlaps.setdefault((j, kind, name), []).append(float(values.mean()))
     return _Run(best[0], {key: np.array(row) for key, row in overlaps.items()})
+
+
+def _layer_process(
+    statistics: TraceStatistics, processes: list[HeadProcess], num_distances: int, rng: np.random.Generator
+) -> LayerProcess:
+    heads = processes * max(1, round(_HEADS / len(processes)))
+    size, context = statistics.block_size_tokens, statistics.context_tokens
+    capacity, ranks = -(-(context + _STEPS - 1) // size), np.array(statistics.mass_ranks, np.float64)
+    return LayerProcess(heads, capacity, (context - 1) // size, ranks, num_distances, rng)
 
 
 def _best(scores: Scores, count: int) -> Ids:

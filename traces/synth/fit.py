@@ -346,10 +346,10 @@ def _mass_of_score(
 ) -> tuple[float, float]:
     """(follows, noise): log mass = level + follows · score noise + noise · N(0, 1), up to a monotone map.
 
-    Where it was measured what the K best by score hold (`held`), that says how mass follows the score of the step, and
-    a block's own part of it is its level alone: docs/decisions.md, synthesised traces. Else all of the noise, and what
-    |true ∩ exact| leaves, as if levels were normal of variance `spread`: correlation² (1 + spread) (spread + 1 +
-    noise²) = (spread + 1)².
+    Where it was measured what the K best by score hold (`held`), that says how mass follows the score of the step; no
+    other noise is needed, and `traces.synth.calibrate` finds `follows` (docs/decisions.md, synthesised traces). Else
+    all of the score's noise, and what |true ∩ exact| leaves, as if levels were normal of variance `spread`:
+    correlation² (1 + spread) (spread + 1 + noise²) = (spread + 1)².
     """
     if head.true_coverage:
         return 0.0, 0.0

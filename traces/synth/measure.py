@@ -268,6 +268,8 @@ def _measure_mass(
             continue
         values = np.where(ids >= 0, np.take_along_axis(dense, np.maximum(ids, 0).astype(np.int64), axis=-1), 0.0)
         out[f"{name}_coverage"] = np.stack([values[..., :size].sum(axis=-1).mean(axis=0) for size in sizes])
+    same = np.flatnonzero(np.diff(num_blocks) == 0) + 1
+    out["stale_loss"] = stale_losses(dense[same], true[same], true[same - 1], sizes).mean(axis=1)
     dense[steps, ..., num_blocks - 1] = 0.0
     dense[..., 0] = 0.0
     order = -np.sort(-dense, axis=-1)
@@ -275,6 +277,16 @@ def _measure_mass(
     curve = np.minimum.accumulate(octaves.mean(axis=0), axis=-1)
     out["octaves_by_rank"] = np.stack([curve[..., rank - 1] for rank in ranks])
     return {name: np.asarray(values, dtype=np.float64) for name, values in out.items()}
+
+
+def stale_losses(dense: NDArray[np.float32], now: Ids, before: Ids, sizes: Sequence[int]) -> NDArray[np.float64]:
+    """Mass [..., n] on the first K ids of `now` less that on those of `before`, both [..., M], by K: [K, ...]."""
+    held = []
+    for ids in (now, before):
+        values = np.where(ids >= 0, np.take_along_axis(dense, np.maximum(ids, 0).astype(np.int64), axis=-1), 0.0)
+        held.append(np.cumsum(values, axis=-1, dtype=np.float64)[..., [size - 1 for size in sizes]])
+    losses: NDArray[np.float64] = np.moveaxis(held[0] - held[1], -1, 0)
+    return losses
 
 
 def _rank_noise(true: Ids, num_blocks: NDArray[np.int64]) -> NDArray[np.float64]:

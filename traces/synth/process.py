@@ -51,7 +51,7 @@ class LayerProcess:
         self._past: deque[tuple[Scores, Scores]] = deque(maxlen=num_distances + 1)
         self._num_selectable = -1
         self._draft_weights: dict[tuple[int, str, bool, bool], tuple[Scores, ...]] = {}
-        self._curves: list[tuple[FloatArray, FloatArray]] = []
+        self._curves: dict[tuple[int, float | None], tuple[FloatArray, FloatArray]] = {}
         self.scores: Scores = np.empty(self._shape, np.float32)
         """Of the current step; only the first `num_selectable` columns mean anything."""
 
@@ -110,19 +110,23 @@ class LayerProcess:
             self._draft_weights[key] = tuple(columns)
         return self._draft_weights[key]
 
-    def log2_mass(self) -> Scores:
+    def log2_mass(self, follows: float | None = None) -> Scores:
         """log2 of the softmax mass of every block of the current step, the open one last, [H, num_selectable + 1].
 
         The blocks between the sink and the open block follow the measured curve of mass by rank, at ranks that come
         from the score plus a shift that is fixed per block. Where it was measured what the K best by score hold, the
         blocks between one K and the next are scaled to hold that. The sink's and the open block's shares are constant.
+        follows: instead of every head's own.
         """
         count = self._num_selectable
-        noise = self._mass_follows * (self.scores[:, :count] - self._levels[:, :count])
+        share_of_noise = self._mass_follows if follows is None else np.float32(follows)
+        noise = share_of_noise * (self.scores[:, :count] - self._levels[:, :count])
         shifted: Scores = self._levels[:, :count] + noise + self._mass_shift[:, :count]
         out = np.empty((len(self.heads), count + 1), np.float32)
         for index, head in enumerate(self.heads):
-            between = np.interp(shifted[index, 1:], *self._mass_curve(index, shifted[index, 1:])).astype(np.float32)
+            between = np.interp(shifted[index, 1:], *self._mass_curve(index, follows, shifted[index, 1:])).astype(
+                np.float32
+            )
             if len(head.held):
                 between += self._held_correction(index, between)
             share = max(1.0 - head.sink_mass - head.open_mass, _LEAST_MASS)
@@ -131,14 +135,15 @@ class LayerProcess:
             out[index, count] = np.log2(max(head.open_mass, _LEAST_MASS))
         return out
 
-    def _mass_curve(self, index: int, shifted: Scores) -> tuple[FloatArray, FloatArray]:
+    def _mass_curve(self, index: int, follows: float | None, shifted: Scores) -> tuple[FloatArray, FloatArray]:
         """Octaves by score, ascending; made when blocks come, and kept until the next ones."""
-        if len(self._curves) == index:
+        if (index, follows) not in self._curves:
             ranks = np.unique(np.geomspace(1, len(shifted), _MASS_KNOTS).astype(int))
             best = -np.sort(-shifted)[ranks - 1]
             octaves = rank_octaves(ranks, self._mass_ranks, self.heads[index].octaves_by_rank)
-            self._curves.append((best[::-1].astype(np.float64) + 1e-9 * np.arange(len(ranks)), octaves[::-1]))
-        return self._curves[index]
+            rising = best[::-1].astype(np.float64) + 1e-9 * np.arange(len(ranks))
+            self._curves[index, follows] = rising, octaves[::-1]
+        return self._curves[index, follows]
 
     def _held_correction(self, index: int, between: Scores) -> Scores:
         """Octaves to add to those of blocks 1, 2, … so that each group of ranks by score holds its share."""
@@ -178,7 +183,7 @@ class LayerProcess:
     def _set_levels(self, num_selectable: int) -> None:
         """Levels and noise shares with the sinks at the front and the recent blocks by age."""
         self._num_selectable = num_selectable
-        self._curves = []
+        self._curves = {}
         levels = self._middle.copy()
         for row, own, head in zip(levels, self._own, self.heads, strict=True):
             trend = head.nodes.age_trend()[: max(0, num_selectable - len(head.sink_levels))]

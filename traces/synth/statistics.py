@@ -68,6 +68,9 @@ class HeadStatistics(Attributes):
     """Share of the K best by mass that are among them one step later."""
     true_coverage: Row = ()
     """Softmax mass on the K best by score, the open block apart."""
+    stale_loss: tuple[float, ...] = ()
+    """By K: softmax mass that the K best by score hold more than the K best of the step before; steps in which a block
+    fills left out."""
     exact_coverage: Row = ()
     """Softmax mass on the K best by mass, the open block apart."""
     rank_noise: float | None = None
