@@ -61,10 +61,10 @@ def sweep(experiment: Mapping[str, Any], out: str | Path | None = None, jobs: in
     With `jobs` above 1 worker processes import the calling script: guard it with `if __name__ == "__main__"`.
     Raises InputError as `run` does, and for a folder that cannot be written or holds another experiment.
     """
-    from oasis_sim.verbs.sweep import run_request
+    from oasis_sim.run_points import run_points
 
     request = make_request(flatten(experiment, "experiment"))
-    rows, folder, _ = run_request(request, None if out is None else str(out), jobs, quiet=True)
+    rows, folder, _ = run_points("sweep", request, None if out is None else str(out), jobs, quiet=True)
     return SweepResult(rows, best_row(rows, request.maximize), folder)
 
 

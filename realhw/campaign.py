@@ -124,7 +124,7 @@ class Campaign:
             row: dict[str, Any] = {
                 "status": "ok", "step_s": [[round(s, 9) for s in steps] for steps in seconds],
                 "trace": trace_hash(trace), "aliased_requests": None if host is None else host.shape[0],
-                "finite": bool(torch.isfinite(runner.logits).all()),
+                "finite": bool(torch.isfinite(runner.buffers.logits).all()),
             }  # fmt: skip
             if flow.moves:
                 row.update(read_moves(runner))
@@ -143,7 +143,7 @@ def read_moves(runner: DecodeRunner) -> dict[str, Any]:
     """Counts [T][L] and order-free hashes [T][L] of what the plans fetched and evicted, read back from the GPU."""
     fetched, evicted, fetch_hash, evict_hash = [], [], [], []
     for t in range(runner.num_steps):
-        moved = runner.moved(t)
+        moved = runner.buffers.moved(t)
         fetched.append([len(f) for f, _ in moved])
         evicted.append([len(e) for _, e in moved])
         fetch_hash.append([moved_hash(f) for f, _ in moved])

@@ -24,7 +24,6 @@ from simulator.specs.base import PositiveFloat, PositiveInt, Spec
 from simulator.specs.validation import validated
 from traces.errors import InputError
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
 PACKAGED_HEADS = {"smollm2-135m-eagle3": Path(__file__).parent / "data" / "smollm2-135m-eagle3.safetensors"}
 NUM_FEATURE_LAYERS = 3
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")

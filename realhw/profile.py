@@ -17,7 +17,6 @@ from simulator.specs.hardware import HardwareSpec
 from simulator.specs.validation import validated
 from traces.errors import InputError
 
-LARGE_COPY_BYTES = 16 << 20
 KV_HEADS, HEAD_DIM = 8, 128
 """Of the geometry that the fits hold for, and of measurements that do not say (Qwen3-8B)."""
 SHARED_BELOW = 0.9

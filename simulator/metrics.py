@@ -168,5 +168,4 @@ sent as they were computed."""
 
 STATUS = ("point_key", "status", "error")
 STATUSES = ("ok", "does_not_fit", "failed")
-BOUNDS = ("hbm", "compute", "h2d", "remote", "capacity", "software")
 COLUMNS = (*STATUS, *PARAMETERS, *METRICS, *BREAKDOWN, *EXTRA)

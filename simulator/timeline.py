@@ -16,7 +16,7 @@ import simpy
 from numpy.typing import NDArray
 
 from simulator.step_kernel import run_step, run_steps
-from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, R_BUSY, STEP, new_state
+from simulator.step_layout import H_BUSY, NUM_PARTS, NUM_STEP_COLUMNS, R_BUSY, STEP, new_state
 from simulator.step_work import RunWork
 from simulator.topology import ALONE, HostTopology, Share, Solo
 
@@ -42,11 +42,6 @@ class TimelineResult:
     def h2d_busy_s(self) -> NDArray[np.float64]:
         """[R, T]."""
         return self.steps_s[..., H_BUSY]
-
-    @property
-    def d2h_busy_s(self) -> NDArray[np.float64]:
-        """[R, T]."""
-        return self.steps_s[..., D_BUSY]
 
     @property
     def remote_busy_s(self) -> NDArray[np.float64]:

@@ -116,11 +116,6 @@ class LogNormal:
         between = math.exp(mu + self.sigma**2 / 2) * (_phi(above - self.sigma) - _phi(below - self.sigma))
         return a * _phi(below) + b * _phi(-above) + between
 
-    @property
-    def share_at_max(self) -> float:
-        """Share of outputs cut at max_tokens."""
-        return _phi(-(math.log(self.max_tokens) - math.log(self.median_tokens)) / self.sigma)
-
     def sample(self, num_requests: int, rng: np.random.Generator) -> IntArray:
         tokens = rng.lognormal(math.log(self.median_tokens), self.sigma, num_requests)
         return np.rint(np.clip(tokens, self.min_tokens, self.max_tokens)).astype(np.int64)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import EXIT_INPUT, points_kept, print_json, told_on_interruption
-from oasis_sim.progress import PointProgress
+from oasis_sim.output import EXIT_INPUT, print_json
 from oasis_sim.request import Request, make_request, read_settings, require_lists
-from oasis_sim.run_folder import run_folder
+from oasis_sim.run_points import run_points
 from oasis_sim.settings import Settings, command_line_settings
 from simulator.executors import checked_num_jobs
 from simulator.experiment import expand, resolve
 from simulator.objective import best_by_system, best_row, nearest_row
-from simulator.provenance import utc_now
-from simulator.results import Row
 from simulator.specs.experiment import ExperimentSpec
-from simulator.sweep import make_grid, run_grid
 from simulator.systems import SYSTEMS, get_system
 from traces.errors import InputError
 
@@ -38,7 +33,10 @@ def compare(
     processes = checked_num_jobs(num_jobs)
     settings = read_settings(file or str(DEFAULT_GRID)) | command_line_settings(flags, assignments)
     request, left_out = comparison(settings)
-    rows, folder, pictures = _run(request, out, processes, quiet)
+    rows, folder, _ = run_points("compare", request, out, processes, quiet)
+    from analysis.report import plot_one
+
+    pictures = plot_one(folder, "comparison")
     best = best_row(rows, request.maximize)
     chosen = best_by_system(rows, request.maximize)
     if as_json:
@@ -90,20 +88,3 @@ def _served(settings: Settings) -> tuple[list[ExperimentSpec], str]:
         except InputError as error:
             reason = reason or str(error)
     return points, reason
-
-
-def _run(request: Request, out: str | None, num_jobs: int, quiet: bool) -> tuple[list[Row], Path, list[Path]]:
-    """Rows of all points in grid order, the run folder and the pictures in it."""
-    from analysis.report import plot_one
-
-    grid = make_grid(request.points)
-    start_s = time.perf_counter()
-    with run_folder("compare", request, grid, out) as folder:
-        num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
-        with (
-            told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
-            PointProgress(len(grid.points), num_done, quiet) as progress,
-        ):
-            rows = run_grid(grid, folder, num_jobs, progress.advance)
-        folder.finish(rows, {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
-    return rows, folder.path, plot_one(folder.path, "comparison")

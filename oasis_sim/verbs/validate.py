@@ -65,12 +65,12 @@ def _nothing(_: dict[str, Any]) -> None:
 def _simulated(source: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     """Rows of a finished sweep, or of an experiment that is simulated into `folder`/sweep; and the objective."""
     from oasis_sim.request import many_points
-    from oasis_sim.verbs.sweep import run_request
+    from oasis_sim.run_points import run_points
     from simulator.executors import num_usable_cores
 
     if not Path(source).is_dir():
         request = many_points(source, {}, ())
-        rows, _, _ = run_request(request, str(folder / "sweep"), num_usable_cores(), quiet=True)
+        rows, _, _ = run_points("sweep", request, str(folder / "sweep"), num_usable_cores(), quiet=True)
         return rows, request.maximize
     from analysis.load import load_run
 

@@ -114,9 +114,9 @@ def run(weights, flow, trace, host, num_steps=STEPS):
     poison = lambda pool: pool.fill_(float("nan"))  # noqa: E731
     runner = DecodeRunner(weights, flow, trace, num_steps, own if flow.moves else None, fill=poison)
     runner.prepare()
-    for pool in (layer.pool for layer in runner.layers):
+    for pool in (layer.pool for layer in runner.buffers.layers):
         poison(pool)
-    runner.load_kv(host)
+    runner.buffers.load_kv(host)
     runner.run()
     return runner
 
@@ -150,14 +150,14 @@ def test_attention_reads_what_the_plans_brought_and_nothing_stale(name, weights,
     trace = make_trace(shift)
     runner = run(weights, flow, trace, host)
     attended, moved = attended_ids(flow, trace, STEPS)
-    real = runner._hidden.view(BATCH, flow.rows_per_request, -1)[:, 0]
+    real = runner.buffers.hidden.view(BATCH, flow.rows_per_request, -1)[:, 0]
     truth = plain_decode(weights, trace, host, STEPS, real, attended)
-    assert relative(runner.logits, truth) < 1e-5
+    assert relative(runner.buffers.logits, truth) < 1e-5
     dense = plain_decode(weights, trace, host, STEPS, real, None)
-    assert relative(runner.logits, dense) > 1e-3, "the case does not tell sparse from dense"
+    assert relative(runner.buffers.logits, dense) > 1e-3, "the case does not tell sparse from dense"
     total = 0
     for t in range(STEPS):
-        for layer, (fetched, evicted) in enumerate(runner.moved(t)):
+        for layer, (fetched, evicted) in enumerate(runner.buffers.moved(t)):
             assert sorted(map(tuple, fetched.tolist())) == sorted(moved[t, layer][0])
             expected = sorted(moved[t, layer][1])
             if flow.distance and t == STEPS - 1:
@@ -179,8 +179,8 @@ def test_a_budget_beyond_the_context_gives_dense_attention(kind, transport, weig
     trace = make_trace(shift=1 if kind == "lookahead" else 0, num_ranked=15)
     flow = Flow(kind, 17, block_size_tokens=SIZE, gather=GATHER, transport=transport)
     runner = run(weights, flow, trace, host, num_steps=2)
-    truth = plain_decode(weights, trace, host, 2, runner._hidden, None)
-    assert relative(runner.logits, truth) < 1e-5
+    truth = plain_decode(weights, trace, host, 2, runner.buffers.hidden, None)
+    assert relative(runner.buffers.logits, truth) < 1e-5
 
 
 @pytest.mark.gpu
@@ -195,7 +195,7 @@ def test_bf16_heads_of_128_equal_dense_on_a_gpu(kind, transport, device):
     logits = []
     for flow in (Flow("dense"), Flow(kind, 24, transport=transport)):
         runner = run(weights, flow, trace, host, num_steps=8)
-        logits.append(runner.logits.double().cpu())
+        logits.append(runner.buffers.logits.double().cpu())
     assert relative(*logits) < 2e-2
 
 
@@ -212,8 +212,8 @@ def test_copies_bring_what_a_gather_brings_on_a_gpu(kind, transport, device):
     for flow in (Flow(kind, 12), Flow(kind, 12, transport=transport)):
         runner = run(weights, flow, trace, host, num_steps=20)
         runner.run()
-        moved = [sorted(map(tuple, fetched.tolist())) for t in range(20) for fetched, _ in runner.moved(t)]
-        found.append((runner.logits.double().cpu(), moved))
+        moved = [sorted(map(tuple, fetched.tolist())) for t in range(20) for fetched, _ in runner.buffers.moved(t)]
+        found.append((runner.buffers.logits.double().cpu(), moved))
     assert found[0][1] == found[1][1]
     assert sum(map(len, found[0][1])) > 1000
     assert relative(found[1][0], found[0][0]) < 1e-2
@@ -221,13 +221,14 @@ def test_copies_bring_what_a_gather_brings_on_a_gpu(kind, transport, device):
 
 def test_quest_reads_the_blocks_with_the_best_scores(weights, host):
     runner = run(weights, Flow("quest", 3, block_size_tokens=SIZE), make_trace(), host, num_steps=2)
-    for layer in runner.layers:
+    for layer in runner.buffers.layers:
         assert layer.counts[1].tolist() == [[4] * TINY.num_kv_heads] * BATCH
-    assert torch.isfinite(runner.logits).all()
+    assert torch.isfinite(runner.buffers.logits).all()
     # What scoring saw at the end: no block outside the table scores above one inside it.
-    layer, base = runner.layers[-1], torch.arange(BATCH * TINY.num_kv_heads).view(BATCH, -1, 1) * runner.slots_per_head
+    layer = runner.buffers.layers[-1]
+    base = torch.arange(BATCH * TINY.num_kv_heads).view(BATCH, -1, 1) * runner.buffers.slots_per_head
     chosen = (layer.table[1].cpu() - base)[:, :, :3].long()
-    scores = runner._scores.cpu()
+    scores = runner.buffers.scores.cpu()
     worst = scores.gather(2, chosen).amin(-1)
     rest = scores.scatter(2, chosen, float("-inf")).amax(-1)
     assert bool((worst >= rest - 1e-2).all())
@@ -237,9 +238,9 @@ def test_a_draft_head_runs_and_the_write_back_reaches_the_host(weights, host):
     flow = Flow("lookahead", 5, 1, SIZE, 0.2, draft_rows=1, draft_head=True, gather=GATHER)
     trace = make_trace()
     runner = run(weights, flow, trace, host, num_steps=4)
-    assert torch.isfinite(runner.logits).all()
+    assert torch.isfinite(runner.buffers.logits).all()
     # Context 62 at P = 4: request 0 fills block 15 at step 2 (KV length 64).
-    changed = (runner.host != host).flatten(4).any(-1)
+    changed = (runner.buffers.host != host).flatten(4).any(-1)
     assert changed[0, :, :, 15].all()
     assert not changed[0, :, :, :15].any()
 

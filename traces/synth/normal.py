@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,12 +31,6 @@ def above(threshold: ArrayLike) -> FloatArray:
     low = np.minimum(at.astype(np.intp), _POINTS - 2)
     probability: FloatArray = upper[low] + (at - low) * (upper[low + 1] - upper[low])
     return probability
-
-
-def quantiles(count: int) -> FloatArray:
-    """Standard normal quantiles at (i + ½) / count, ascending, float64 [count]."""
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
 
 
 def threshold_of(share: ArrayLike) -> FloatArray:
