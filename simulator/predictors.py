@@ -149,7 +149,7 @@ def merge_ranks(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
 
     Each part: int32 [S, L, H, M]. Returns int32 [S, L, H, M · parts], −1 past a row's end.
     """
-    from simulator.residency_kernel import drop_duplicates
+    from simulator.replay_kernel import drop_duplicates
 
     merged = np.stack(parts, axis=-1)
     rows = merged.reshape(-1, merged.shape[-2] * merged.shape[-1])

@@ -210,7 +210,8 @@ def run_kernel(
 ) -> HeadCounts:
     """Run the compiled batch loop over all replayed heads."""
     from simulator.host_cache import make_host_cache
-    from simulator.residency_kernel import COUNTS, make_state, replay_heads
+    from simulator.replay_kernel import COUNTS, replay_heads
+    from simulator.residency_kernel import make_state
 
     num_steps, num_replayed, per_scope = len(num_blocks), len(heads.layer), int(heads.scope_start[1])
     out = HeadCounts(
@@ -285,7 +286,7 @@ def _per_head_arrays(
     heads: ReplayedHeads,
 ) -> dict[str, NDArray[np.int32 | np.float64]]:
     """Fields of Demand per head of the model, [S, L, H]."""
-    from simulator.residency_kernel import COUNTS
+    from simulator.replay_kernel import COUNTS
 
     counts = dict(zip(COUNTS, out.counts, strict=True))
     if settings.host_blocks > 0:
@@ -309,7 +310,7 @@ def recall_bounds(
     Recorded levels sum to 1 − outside. Mass outside may lie on attended blocks only where attention reads a block
     without a recorded mass, and lies on them for certain where it reads every block.
     """
-    from simulator.residency_kernel import total_mass
+    from simulator.replay_kernel import total_mass
 
     totals = np.zeros(out.mass.shape, dtype=np.int64)
     total_mass(_read_only(mass.levels), integer_mass(), heads.layer, heads.head, totals)

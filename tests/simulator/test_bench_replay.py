@@ -16,7 +16,7 @@ import pytest
 
 from simulator.mapping import Mapping
 from simulator.predictors import predicted_ranking, selector_ranking
-from simulator.replay import replay, replayed_heads, run_kernel
+from simulator.replay import miss_arrays, replay, replayed_heads, run_kernel
 from simulator.replay_settings import blocks_per_step, resolve_settings
 from simulator.specs.policy import PolicySpec
 from traces.memory import MemoryGroup, memory_group
@@ -71,7 +71,8 @@ def test_kernel(benchmark, group: MemoryGroup, name: str) -> None:
     heads = replayed_heads(MAPPING, settings.fetch_cap_scope)
     true, levels = selector_ranking(group, settings, num_blocks), group.mass(16).levels
     predicted = predicted_ranking(group, settings, num_blocks, true, 0)
-    benchmark.pedantic(run_kernel, (settings, num_blocks, true, predicted, levels, heads), rounds=15, warmup_rounds=2)
+    given = (settings, num_blocks, true, predicted, levels, heads, miss_arrays(group, settings))
+    benchmark.pedantic(run_kernel, given, rounds=15, warmup_rounds=2)
     report(benchmark, name)
 
 

@@ -158,7 +158,7 @@ def expected_rows(
 def assert_kernel_is_reference(
     group: MemoryGroup, policy: PolicySpec, mapping: Mapping, seed: int, host_keeps_new: bool = False
 ) -> None:
-    from simulator.residency_kernel import COUNTS
+    from simulator.replay_kernel import COUNTS
 
     resolved = replace(resolve_settings(group, policy), host_keeps_new=host_keeps_new)
     num_blocks = blocks_per_step(group, BLOCK_SIZE)
