@@ -13,7 +13,7 @@ from realhw.decode_point import SYSTEMS, Point
 from realhw.geometry import GEOMETRIES
 from realhw.kernels.attention.api import NUM_ROWS
 from realhw.point_policy import policy_of
-from simulator.systems import resolve_policy
+from simulator.policy_composition import resolve_policy
 from traces.errors import InputError
 
 Row = Mapping[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from realhw.decode_point import Point
+from simulator.policy_composition import resolve_policy
 from simulator.specs.policy import PolicySpec
-from simulator.systems import resolve_policy
 
 
 def policy_of(point: Point) -> PolicySpec:

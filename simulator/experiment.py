@@ -10,29 +10,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simulator.catalog import load_hardware, load_model
-from simulator.draft_pass import require_same_rules
-from simulator.iterations import steps_of
+from simulator.ignored_parameters import ignored_parameters
 from simulator.mapping import Mapping as TraceMapping
-from simulator.mapping import resolve_mapping
 from simulator.parallel import gpus_in_use, shard
 from simulator.policy_bounds import require_rank, require_sinks, require_slots
-from simulator.predictors import is_draft
+from simulator.policy_composition import compose_policy, resolve_policy
 from simulator.remote import require_tier
-from simulator.replay_settings import resolve_settings
-from simulator.selectors.table import SELECTORS
 from simulator.serving.handover_rules import require_handover
 from simulator.specs.base import Spec
-from simulator.specs.experiment import ExperimentSpec, MappingSpec, PlacementSpec, WorkloadSpec
+from simulator.specs.experiment import ExperimentSpec, PlacementSpec, WorkloadSpec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
 from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
-from simulator.systems import compose_policy, ignored_parameters, resolve_policy, serving_of
+from simulator.systems import serving_of
 from simulator.topology import HostTopology
+from simulator.trace_choice import choose_group, replayable_mapping
 from traces.catalog import resolve as resolve_trace
 from traces.errors import InputError
 from traces.reader import Trace, TraceGroup, open_trace
@@ -86,7 +81,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     model, hardware = load_model(experiment.model), load_hardware(experiment.hardware)
     compose_policy(experiment.system, experiment.policy, experiment.placement)
     trace = _open(resolve_trace(experiment.trace))
-    group = _choose_group(trace, experiment)
+    group = choose_group(trace, experiment)
     context_tokens = int(group.kv_len[0])
     overrides = experiment.policy
     if experiment.serving is not None:
@@ -105,7 +100,7 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
     if experiment.serving is None:
         require_slots(policy, context_tokens + experiment.workload.output_tokens - 1)
     ignored = _ignored(experiment, policy)
-    mapping = _replayable(experiment, model, group, policy)
+    mapping = replayable_mapping(experiment, model, group, policy)
     shard(model, experiment.placement.tensor_parallel)
     num_gpus = gpus_in_use(hardware, experiment.placement)
     placement = _without_ignored_placement(experiment.placement, ignored).model_copy(update={"num_gpus": num_gpus})
@@ -241,7 +236,7 @@ def serving_groups(point: ResolvedExperiment) -> list[tuple[TraceGroup, TraceMap
     for name in point.trace.group_names:
         group = point.trace.group(name)
         try:
-            mapping = _replayable(point.spec, point.model, group, point.policy)
+            mapping = replayable_mapping(point.spec, point.model, group, point.policy)
         except InputError:
             continue
         serving.append((group, mapping))
@@ -269,80 +264,3 @@ def _open(location: str) -> Trace:
 @lru_cache(maxsize=8)
 def _open_cached(location: str, stamp: int) -> Trace:
     return open_trace(location)
-
-
-def _choose_group(trace: Trace, experiment: ExperimentSpec) -> TraceGroup:
-    wanted = experiment.workload.context_tokens if experiment.serving is None else None
-    if experiment.trace_group is not None:
-        if experiment.trace_group not in trace.group_names:
-            raise InputError(
-                f"trace_group: trace {experiment.trace!r} has no request {experiment.trace_group!r}: "
-                f"{suggest(experiment.trace_group, trace.group_names)}"
-            )
-        candidates = [trace.group(experiment.trace_group)]
-    else:
-        candidates = [trace.group(name) for name in trace.group_names]
-    if not candidates:
-        raise InputError(f"trace {experiment.trace!r} has no requests")
-    for group in candidates:
-        if wanted is None or wanted == int(group.kv_len[0]):
-            return group
-    has = ", ".join(f"{int(group.kv_len[0])} ({group.name})" for group in candidates)
-    raise InputError(
-        f"workload.context_tokens {wanted}: trace {experiment.trace!r} has no request of that context; it has {has} "
-        f"(a trace of another context: oasis-sim trace synth --from {experiment.trace} --context {wanted} --out FOLDER)"
-    )
-
-
-def _replayable(experiment: ExperimentSpec, model: ModelSpec, group: TraceGroup, policy: PolicySpec) -> TraceMapping:
-    """How the group's heads serve the model's. Raises InputError where the policy cannot be replayed on the group."""
-    if policy.selector == "all":
-        mapping = _dense_mapping(model, group, policy)
-    else:
-        mapping = resolve_mapping(model, group, policy.block_size_tokens, experiment.mapping)
-        _require_rankings(group, policy)
-    resolve_settings(*steps_of(group, policy))
-    return mapping
-
-
-def _dense_mapping(model: ModelSpec, group: TraceGroup, policy: PolicySpec) -> TraceMapping:
-    """Dense attention reads everything, whatever the trace says: any layer and head may stand for the model's."""
-    try:
-        return resolve_mapping(model, group, policy.block_size_tokens, MappingSpec())
-    except InputError:
-        layers = np.zeros(model.num_full_attention_layers, dtype=np.int32)
-        heads = np.zeros(model.num_kv_heads, dtype=np.int32)
-        return TraceMapping("none", layers, heads, "dense attention: what the trace attends to is not used")
-
-
-def _require_rankings(group: TraceGroup, policy: PolicySpec) -> None:
-    """Raises InputError where the trace lacks the selector's or the drafts' ranking at this block size."""
-    size, k = policy.block_size_tokens, policy.lookahead_k
-    recorded = group.rankings(size)
-    where = f"trace group {group.name!r}, {size} tokens a block"
-    ranking = SELECTORS[policy.selector].ranking
-    if policy.predictor == "previous-layer" and "prev_layer" not in recorded:
-        raise InputError(
-            f"policy.predictor previous-layer: {where}: has only rankings {', '.join(recorded)}; oasis-sim "
-            "record --with prev_layer makes it"
-        )
-    if ranking == "mean" and ranking not in recorded:
-        raise InputError(
-            f"policy.selector mean: {where}: has only rankings {', '.join(recorded)}; oasis-sim "
-            "record --with mean makes it"
-        )
-    if ranking is not None and ranking not in recorded:
-        raise InputError(f"policy.selector {policy.selector}: {where}: has only rankings {', '.join(recorded)}")
-    if policy.predictor != "draft" and not policy.verify_drafts:
-        return
-    every = range(1, k + 1)
-    wanted = (
-        every if policy.verify_drafts else {"single": (k,), "union": every, "refine": (1, k)}[policy.lookahead_mode]
-    )
-    if policy.draft_pass == "sparse" and policy.predictor == "draft":
-        require_same_rules(group, policy)
-        return
-    if any(f"draft{distance}" not in recorded for distance in wanted):
-        distances = sorted(int(name.removeprefix("draft")) for name in recorded if is_draft(name))
-        known = f"draft distances {', '.join(map(str, distances))}" if distances else "no drafts"
-        raise InputError(f"policy.lookahead_k {k}: {where}: records {known}")

@@ -16,10 +16,10 @@ from simulator.demand import Demand
 from simulator.experiment import ResolvedExperiment, resolve
 from simulator.metrics import COLUMNS, PARAMETERS, SERVING
 from simulator.parallel import rank_mappings
+from simulator.policy_composition import resolve_policy
 from simulator.replay import REPLAY_VERSION, replay, replay_by_gpu
 from simulator.selectors.table import SELECTORS
 from simulator.specs.experiment import ExperimentSpec
-from simulator.systems import resolve_policy
 from traces.errors import CapacityError, InputError
 
 Row = dict[str, Any]

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from simulator.mapping import Mapping
+from simulator.policy_composition import resolve_policy
 from simulator.replay import replay
-from simulator.systems import resolve_policy
 from traces.catalog import resolve
 from traces.group import TraceGroup
 from traces.predicted import set_is_exact

@@ -9,11 +9,11 @@ from typing import Any
 from simulator.catalog import load_model
 from simulator.experiment import expand
 from simulator.points import run_point
+from simulator.policy_composition import resolve_policy
 from simulator.reproduce.closed_forms import CLOSED_FORMS, Setting
 from simulator.reproduce.sources import profile_with, recipe_trace
 from simulator.reproduce.table import Experiment, Row
 from simulator.specs.experiment import ExperimentSpec
-from simulator.systems import resolve_policy
 from traces.errors import InputError
 from traces.group import TraceGroup
 from traces.reader import open_trace

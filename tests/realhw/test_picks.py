@@ -9,7 +9,7 @@ import pytest
 from realhw.decode_point import SYSTEMS, Point
 from realhw.picks import pick, point_of, runnable
 from realhw.point_policy import policy_of
-from simulator.systems import resolve_policy
+from simulator.policy_composition import resolve_policy
 from traces.errors import InputError
 
 

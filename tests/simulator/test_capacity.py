@@ -6,8 +6,8 @@ import pytest
 
 from simulator import catalog
 from simulator.capacity import footprint, kv_bytes_in_hbm, slots_per_head
+from simulator.policy_composition import resolve_policy
 from simulator.specs.experiment import EngineSpec
-from simulator.systems import resolve_policy
 from traces.errors import CapacityError
 
 QWEN = catalog.load_model("Qwen3-8B")

@@ -11,8 +11,9 @@ from simulator.demand import COUNT_FIELDS, SHARE_FIELDS, Demand
 from simulator.experiment import expand
 from simulator.mapping import Mapping
 from simulator.points import run_point
+from simulator.policy_composition import resolve_policy
 from simulator.replay import replay
-from simulator.systems import SYSTEMS, resolve_policy
+from simulator.systems import SYSTEMS
 from tests.simulator.synthetic_trace import open_as_any, synthetic_point, synthetic_trace
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group

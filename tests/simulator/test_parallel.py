@@ -14,10 +14,10 @@ from simulator.engine_rates import engine_rates
 from simulator.experiment import resolve
 from simulator.parallel import rank_mappings, shard
 from simulator.points import demands_by_gpu, run_point, run_works
+from simulator.policy_composition import resolve_policy
 from simulator.replay import replay
 from simulator.specs.experiment import EngineSpec
 from simulator.step_reference import StepReference
-from simulator.systems import resolve_policy
 from simulator.timeline import play
 from simulator.topology import HostTopology
 from tests.simulator.synthetic_trace import synthetic_point

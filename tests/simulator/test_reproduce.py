@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.catalog import load_hardware, load_model
+from simulator.policy_composition import resolve_policy
 from simulator.reproduce import sources
 from simulator.reproduce.closed_forms import Setting, full_over_admission, full_over_held
 from simulator.reproduce.evaluate import Evaluation
@@ -13,7 +14,6 @@ from simulator.reproduce.report import decode_step_rows, predicted_met, reproduc
 from simulator.reproduce.sensitivity import effects, solve
 from simulator.reproduce.table import Experiment, Recipe, Row, published
 from simulator.specs.validation import validated
-from simulator.systems import resolve_policy
 from traces.errors import InputError
 from traces.memory import memory_group
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.mapping import Mapping
+from simulator.policy_composition import resolve_policy
 from simulator.replay import replay
 from simulator.replay_settings import blocks_per_step
 from simulator.residency import Residency
 from simulator.selectors.kept import Keeping, kept_ranking, mass_units
 from simulator.selectors.kept_reference import kept_reference
 from simulator.specs.policy import PolicySpec
-from simulator.systems import resolve_policy
 from tests.simulator.synthetic_trace import synthetic_trace
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group

@@ -10,10 +10,12 @@ import pytest
 
 from simulator import systems
 from simulator.experiment import experiment_keys
+from simulator.ignored_parameters import ignored_parameters
+from simulator.policy_composition import compose_policy, resolve_policy
 from simulator.specs.experiment import PlacementSpec
 from simulator.specs.policy import MissRule, PolicySpec, Predictor, Residency, Selector
 from simulator.specs.serving import ServingSpec
-from simulator.systems import SYSTEMS, System, compose_policy, ignored_parameters, resolve_policy
+from simulator.systems import SYSTEMS, System
 from traces.errors import InputError
 
 CONTEXT_TOKENS = 6144

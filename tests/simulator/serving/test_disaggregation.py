@@ -12,12 +12,12 @@ from simulator import catalog, cost
 from simulator.capacity import kv_bytes_in_hbm, request_bytes
 from simulator.experiment import expand, resolve
 from simulator.points import run_point
+from simulator.policy_composition import resolve_policy
 from simulator.serving.loop import serve_all
 from simulator.serving.network import PIECE_BYTES, Part, Wire
 from simulator.serving.records import RequestLog
 from simulator.serving.requests import make_workload
 from simulator.serving.run import ReplicaBuilder
-from simulator.systems import resolve_policy
 from traces.errors import InputError
 
 BASE: dict[str, Any] = {

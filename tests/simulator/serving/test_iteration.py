@@ -10,6 +10,7 @@ from simulator.engine_rates import RatesByBatch
 from simulator.fetch_path import fetch_path
 from simulator.mapping import resolve_mapping
 from simulator.parallel import rank_mappings, shard
+from simulator.policy_composition import resolve_policy
 from simulator.replay import replay_by_gpu
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable, Group
@@ -25,7 +26,6 @@ from simulator.specs.experiment import IN_HOST_MEMORY, EngineSpec, MappingSpec, 
 from simulator.step_kernel import run_step
 from simulator.step_layout import NUM_STEP_COLUMNS, new_state
 from simulator.step_work import build_run_work
-from simulator.systems import resolve_policy
 from simulator.topology import Share
 from tests.simulator.synthetic_trace import synthetic_trace
 

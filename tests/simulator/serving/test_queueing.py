@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from simulator import catalog
+from simulator.policy_composition import resolve_policy
 from simulator.serving.decode_batch import DecodeBatch
 from simulator.serving.demand_table import DemandTable
 from simulator.serving.loop import Replica, serve_all
@@ -17,7 +18,6 @@ from simulator.serving.scheduler import Scheduler
 from simulator.serving.work import Batch
 from simulator.specs.experiment import PlacementSpec
 from simulator.specs.serving import ServingSpec
-from simulator.systems import resolve_policy
 from simulator.timeline import SharedLinks
 from simulator.topology import HostTopology, Share, Solo
 from traces.arrivals import poisson
