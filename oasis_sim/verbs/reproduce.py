@@ -11,10 +11,12 @@ from oasis_sim.output import print_json
 from oasis_sim.settings import command_line_settings
 from simulator.catalog import load_hardware, load_model
 from simulator.experiment import expand, experiment_keys
+from simulator.reproduce.evaluate import SERVING, Evaluation
 from simulator.reproduce.report import Result, decode_step_rows, reproduce, row_document
 from simulator.reproduce.sensitivity import derive
 from simulator.reproduce.table import Experiment, published
 from simulator.specs.policy import PolicySpec
+from simulator.specs.serving import ServingSpec
 from simulator.specs.validation import suggest, validated
 from traces.errors import InputError
 
@@ -32,6 +34,7 @@ def run(
     """Print the table or one JSON document. `flags` and `assignments` give the keys of another setting."""
     overrides = _overrides(flags, assignments)
     chosen, with_steps = _chosen(experiment)
+    _require_served(chosen, overrides)
     if derived:
         if overrides:
             raise InputError(f"--derive solves the inputs at the published setting; leave out {', '.join(overrides)}")
@@ -64,8 +67,15 @@ def _require_a_figure(results: Sequence[Result]) -> None:
         raise InputError(f"no row can be simulated at this setting: {asked[0].problem}")
 
 
+def _require_served(chosen: Sequence[Experiment], overrides: Mapping[str, Any]) -> None:
+    """Raises InputError for serving keys where no row is a serving run."""
+    keys = [key for key in overrides if key.startswith(SERVING)]
+    if keys and not any(Evaluation(one).is_served(name) for one in chosen for name in one.points):
+        raise InputError(f"{keys[0]}: no row of {chosen[0].name} is a serving run")
+
+
 FIXED_KEYS = ("name", "system", "trace", "trace_group")
-FIXED_SECTIONS = ("serving", "objective")
+FIXED_SECTIONS = ("objective",)
 """What the rows themselves say, or what no row looks at."""
 
 
@@ -79,11 +89,13 @@ def _overrides(flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -
         if len(values) > 1:
             raise InputError(f"{key}: takes one value here, got {', '.join(map(str, values))}")
         if key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS:
-            raise InputError(f"{key}: cannot be changed here, rows are closed batches of given systems and traces")
+            raise InputError(f"{key}: cannot be changed here, rows are of given systems and traces")
         overrides[key] = values[0]
     policy = {key.removeprefix("policy."): value for key, value in overrides.items() if key.startswith("policy.")}
     validated(PolicySpec, policy, key_prefix="policy")
-    expand({key: value for key, value in overrides.items() if not key.startswith("policy.")}, {})
+    expand({key: value for key, value in overrides.items() if not key.startswith(("policy.", SERVING))}, {})
+    served = {key.removeprefix(SERVING): value for key, value in overrides.items() if key.startswith(SERVING)}
+    validated(ServingSpec, served, key_prefix="serving")
     if "model" in overrides:
         load_model(overrides["model"])
     if "hardware" in overrides:

@@ -15,13 +15,13 @@ from simulator.reproduce.sources import profile_with, recipe_trace
 from simulator.reproduce.table import Experiment, Row
 from simulator.specs.experiment import ExperimentSpec
 from traces.errors import InputError
-from traces.group import TraceGroup
-from traces.reader import open_trace
 
 CHURN = "recipe.churn"
 STEPS = "recipe.steps"
 BATCH_SHARE = "batch.share"
 HARDWARE = "hardware."
+SERVING = "serving."
+BATCH = "workload.batch_size"
 
 
 @dataclass
@@ -49,7 +49,6 @@ class Evaluation:
                 load_model(settings["model"]),
                 resolve_policy(settings["system"], policy, context),
                 context,
-                lambda: self._group(asked.point, settings),
             )
             return CLOSED_FORMS[asked.closed_form](setting)
         assert asked.column is not None
@@ -66,9 +65,9 @@ class Evaluation:
         if name not in self._rows:
             settings = self.settings(name)
             batch_of = self.experiment.points[name].batch_of
-            if batch_of is not None and "workload.batch_size" not in self.overrides:
+            if batch_of is not None and BATCH not in self.overrides:
                 share = 1.0 if batch_of == name else float(self.inputs(name).get(BATCH_SHARE, 1.0))
-                settings["workload.batch_size"] = max(1, round(share * self.largest_batch(batch_of)))
+                settings[BATCH] = max(1, round(share * self.largest_batch(batch_of)))
             row = run_point(self._spec(name, settings))
             if row["status"] != "ok":
                 raise InputError(f"point {name}: {row['error']}")
@@ -76,29 +75,39 @@ class Evaluation:
         return self._rows[name]
 
     def largest_batch(self, name: str) -> int:
-        """Requests that fit at the experiment's context."""
+        """Requests that fit at the experiment's context, in a closed batch."""
         if name not in self._largest:
             self._largest[name] = self._find_largest_batch(name)
         return self._largest[name]
 
     def _find_largest_batch(self, name: str) -> int:
-        row = run_point(self._spec(name, {**self.settings(name), "workload.batch_size": 1}))
+        closed = {key: value for key, value in self.settings(name).items() if not key.startswith(SERVING)}
+        row = run_point(self._spec(name, {**closed, BATCH: 1}))
         if row["status"] != "ok":
             raise InputError(f"point {name}, one request: {row['error']}; give --batch")
         return int(row["max_batch_size"])
 
     def batches(self) -> dict[str, int]:
-        """Requests in flight of each point simulated so far."""
-        return {name: int(row["workload.batch_size"]) for name, row in self._rows.items()}
+        """Requests in flight of each point simulated so far, in a serving run at most."""
+        return {name: int(row[BATCH] or row["batch_peak"]) for name, row in self._rows.items()}
+
+    def is_served(self, name: str) -> bool:
+        """Whether a point is a serving run."""
+        return any(
+            key.startswith(SERVING) for key in (*self.experiment.settings, *self.experiment.points[name].settings)
+        )
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Dotted keys of a point: the experiment's, its inputs', the point's own, then the overrides."""
+        """Dotted keys of a point: the experiment's, its inputs', the point's own, then the overrides (serving keys only
+        where it is a serving run)."""
         plain = {
             key: value
             for key, value in self.inputs(name).items()
             if key not in (CHURN, STEPS, BATCH_SHARE) and not key.startswith(HARDWARE)
         }
-        return {**self.experiment.settings, **plain, **self.experiment.points[name].settings, **self.overrides}
+        served = self.is_served(name)
+        overrides = {key: value for key, value in self.overrides.items() if served or not key.startswith(SERVING)}
+        return {**self.experiment.settings, **plain, **self.experiment.points[name].settings, **overrides}
 
     def inputs(self, point: str) -> dict[str, Any]:
         """Value of each input of a point by its key."""
@@ -115,21 +124,31 @@ class Evaluation:
         context_tokens = int(settings["workload.context_tokens"])
         return str(recipe_trace(recipe, inputs.get(CHURN), settings["model"], context_tokens))
 
-    def _group(self, name: str, settings: Mapping[str, Any]) -> TraceGroup:
-        trace = open_trace(self._trace(name, settings))
-        return trace.group(trace.group_names[0])
-
     def _spec(self, name: str, settings: Mapping[str, Any]) -> ExperimentSpec:
-        inputs = self.inputs(name)
+        inputs, trace = self.inputs(name), self._trace(name, settings)
         figures = {key.removeprefix(HARDWARE): inputs[key] for key in inputs if key.startswith(HARDWARE)}
         if self.overrides.keys() & {"hardware", "placement.tensor_parallel", "placement.num_gpus"}:
             figures = {}  # reported for one GPU of the published kind
+        if any(key.startswith(SERVING) for key in settings):
+            settings = self._served(name, settings)
         built = {
             **settings,
-            "trace": self._trace(name, settings),
+            "trace": trace,
             "hardware": profile_with(settings["hardware"], figures),
         }
         return expand(built, {})[0]
+
+    def _served(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A closed batch's keys as those of requests: prompts as long as its context, outputs as its trace, and no more
+        in flight than its batch."""
+        recipe = self.experiment.recipe
+        assert recipe is not None, "a serving run replays a trace"
+        keys = {key: value for key, value in settings.items() if not key.startswith("workload.")}
+        keys.setdefault("serving.prompt_tokens", settings["workload.context_tokens"])
+        keys.setdefault("serving.output_tokens", self.inputs(name).get(STEPS, recipe.steps))
+        if BATCH in settings:
+            keys.setdefault("serving.max_num_seqs", settings[BATCH])
+        return keys
 
     def _column(self, name: str, column: str) -> float:
         value = self.point(name)[column]

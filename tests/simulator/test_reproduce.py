@@ -6,16 +6,22 @@ import numpy as np
 import pytest
 
 from simulator.catalog import load_hardware, load_model
+from simulator.fetch_cap import allowed_blocks, exact_share
 from simulator.policy_composition import resolve_policy
+from simulator.replay_settings import blocks_per_step
 from simulator.reproduce import sources
-from simulator.reproduce.closed_forms import Setting, full_over_admission, full_over_held
+from simulator.reproduce.closed_forms import Setting, full_over_admission
 from simulator.reproduce.evaluate import Evaluation
 from simulator.reproduce.report import decode_step_rows, predicted_met, reproduce, row_document
 from simulator.reproduce.sensitivity import effects, solve
 from simulator.reproduce.table import Experiment, Recipe, Row, published
+from simulator.residency import Residency
+from simulator.specs.policy import PolicySpec
 from simulator.specs.validation import validated
 from traces.errors import InputError
+from traces.group import TraceGroup
 from traces.memory import memory_group
+from traces.reader import open_trace
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,21 +58,17 @@ def closed(**row: object) -> Experiment:
     return validated(Experiment, {**CLOSED, "rows": [{**CLOSED["rows"][0], **row}]})
 
 
-def no_trace():
-    raise AssertionError("no trace is needed")
-
-
 def test_admission_is_working_set_compressed_keys_and_draft_kv():
     """Qwen3-8B at 32K by hand: 4.5 GiB over 129 blocks (290.25 MiB), 1/16 of the KV (288 MiB), 1/36 (128 MiB)."""
     policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 32768)
     by_hand = 4.5 * 1024 / (290.25 + 288 + 128)
-    setting = Setting(load_model("Qwen3-8B"), policy, 32768, no_trace)
+    setting = Setting(load_model("Qwen3-8B"), policy, 32768)
     assert full_over_admission(setting) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_a_context_within_the_budget_is_admitted_whole():
     policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048}, 1024)
-    setting = Setting(load_model("Qwen3-8B"), policy, 1024, no_trace)
+    setting = Setting(load_model("Qwen3-8B"), policy, 1024)
     assert full_over_admission(setting) == pytest.approx(1 / (1 + 1 / 16 + 1 / 36))
 
 
@@ -77,7 +79,35 @@ def test_published_admission_range_is_predicted_within_ten_percent():
     assert all(abs(row.error or 1) < 0.1 for row in ratios)
 
 
-def test_decode_side_holds_what_it_was_sent_and_what_it_wrote():
+def blocks_held(group: TraceGroup, policy: PolicySpec) -> float:
+    """Mean over heads of the blocks that the decode side holds after the trace's last step, one by one.
+
+    What admission and prefetches (one draft token, capped) brought, and what decode wrote; nothing is dropped.
+    """
+    assert policy.kv_budget_tokens is not None
+    size = policy.block_size_tokens
+    num_kept = policy.kv_budget_tokens // size
+    num_blocks = blocks_per_step(group, size).astype(int).tolist()
+    true, draft = group.ranking("true", size), group.ranking("draft1", size)
+    allowed = allowed_blocks(exact_share(policy.fetch_cap), num_kept, len(num_blocks)).tolist()
+    written = num_blocks[-1] - num_blocks[0]
+    held = []
+    for layer in range(true.shape[1]):
+        for head in range(true.shape[2]):
+            residency = Residency(1, num_kept, num_kept + (policy.slack_blocks or 0), num_blocks[-1])
+            residency.admit(true[0, layer, head][None], num_blocks[0])
+            brought = set(true[0, layer, head, :num_kept].tolist())
+            for step in range(len(num_blocks) - 1):
+                if step:
+                    residency.begin(num_blocks[step])
+                room = num_blocks[step + 1] - num_blocks[step]
+                (plan,), _ = residency.plan(draft[step + 1, layer, head][None], step + 1, allowed[step], room)
+                brought.update(plan.fetch_ids.tolist())
+            held.append(sum(0 <= block < num_blocks[0] for block in brought) + written)
+    return float(np.mean(held))
+
+
+def test_blocks_held_are_those_that_were_sent_and_written():
     """Two heads of eight blocks of which two are kept: counted by hand."""
     num_steps, size = 5, 16
     kv_len = 8 * size + 1 + np.arange(num_steps)  # 9 blocks, the last one open
@@ -89,9 +119,38 @@ def test_decode_side_holds_what_it_was_sent_and_what_it_wrote():
     mass = np.ones((num_steps, 1, 2, 9))
     group = memory_group(kv_len, {size: {"true": true, "draft1": draft}}, {size: mass})
     policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2 * size, "fetch_cap": 1.0}, 129)
-    held = (4 + 2) / 2  # head 0: blocks 0, 1, 5, 6; head 1: 0, 1; no block filled
-    setting = Setting(load_model("Qwen3-8B"), policy, 129, lambda: group)
-    assert full_over_held(setting) == pytest.approx(9 / held)
+    assert blocks_held(group, policy) == (4 + 2) / 2  # head 0: blocks 0, 1, 5, 6; head 1: 0, 1; no block filled
+
+
+def test_decode_side_of_a_serving_run_holds_what_was_sent_and_what_it_wrote():
+    one, context, steps = experiment("disaggregated-host-memory"), 8192, 300
+    evaluation = Evaluation(one, {"context": context, "output tokens": steps})
+    pulled, pushed = (evaluation.point(name) for name in ("pulled", "pushed"))
+    assert one.recipe is not None
+    recipe = one.recipe.model_copy(update={"steps": steps})
+    trace = open_trace(str(sources.recipe_trace(recipe, 0.196, "Qwen3-8B", context)))
+    policy = resolve_policy("oasiskv", {"kv_budget_tokens": 2048, "fetch_cap": 0.05}, context)
+    block_bytes = load_model("Qwen3-8B").block_bytes(16) * 36 * 8
+    held = blocks_held(trace.group(trace.group_names[0]), policy)
+    assert pulled["host_bytes_per_request_peak"] == pytest.approx(block_bytes * held, rel=0.02)
+    assert pushed["host_bytes_per_request_peak"] == block_bytes * -(-(context + steps - 1) // 16)
+
+
+def test_a_served_point_is_the_setting_of_a_closed_one():
+    one = experiment("disaggregated-throughput")
+    few = {"requests": 20, "output tokens": 64, "prefill replicas": 4}
+    here = Evaluation(one, few)
+    dense, pulled = (here.point(name) for name in ("dense shorter", "pulled shorter"))
+    assert dense["serving.prompt_tokens"] == pulled["serving.prompt_tokens"] == 32_768
+    assert dense["serving.output_tokens"] == 64
+    assert dense["serving.max_num_seqs"] == pulled["serving.max_num_seqs"] == here.largest_batch("dense shorter") == 12
+    elsewhere = Evaluation(one, few, {
+        "workload.context_tokens": 16_384, "workload.batch_size": 5, "serving.prefill_replicas": 2,
+    })  # fmt: skip
+    names = ("dense shorter", "pulled longer")
+    assert [elsewhere.point(name)["serving.max_num_seqs"] for name in names] == [5, 5]
+    assert elsewhere.point("dense shorter")["serving.prompt_tokens"] == 16_384
+    assert elsewhere.point("dense shorter")["serving.prefill_replicas"] == 2
 
 
 def test_headline_rows_with_what_was_derived_from_which():
