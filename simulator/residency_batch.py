@@ -37,23 +37,24 @@ def admit_policies(
 def plan_policies(
     first: int, last: int, slots: Any, blocks: Any, lists: Any, tally: Any, keys: Any, num_kept: Any, num_slots: Any,
     by_score: Any, step: int, stamp: int, due: Any, room: Any, allowed: Any, num_selectable: int, ids: Any,
-    layers: Any, heads: Any, fetched: Any,
+    unit_first: int, layers: Any, heads: Any, fetched: Any,
 ) -> None:  # fmt: skip
     """One plan per head of policies first … last − 1.
 
-    ids: int32 [B, L, H, W]; due, room, allowed: int [B], no plan where due < 0. Adds each policy's fetches to
-    `fetched`.
+    ids: int32 [B, L, H, W]; head unit_first + i reads ids[policy, layers[i], heads[i]]. due, room, allowed: int [B], no
+    plan where due < 0. Adds each policy's fetches to `fetched`.
     """
     nothing_repaired = np.zeros((1, 1, 1), dtype=np.uint8)
     for policy in range(first, last):
         if due[policy] < 0:
             continue
         places = max(0, num_kept[policy] - room[policy])
-        for unit in range(len(layers)):
+        for i in range(len(layers)):
+            unit = unit_first + i
             kernel.plan_heads(
                 slots[policy, unit : unit + 1, :, : num_slots[policy]], blocks[policy, unit : unit + 1],
                 lists[policy, unit : unit + 1], tally[policy, unit : unit + 1], keys[policy], step, due[policy], stamp,
-                places, places, num_selectable, ids, policy, layers, heads, unit, 1, allowed[policy], False,
+                places, places, num_selectable, ids, policy, layers, heads, i, 1, allowed[policy], False,
                 nothing_repaired, by_score[policy],
             )  # fmt: skip
             fetched[policy] += tally[policy, unit, kernel.NUM_FETCHED]
@@ -155,15 +156,14 @@ class ResidencyBatch:
         """
         self._stamp += 1
         fetched = np.zeros(self.num_policies, dtype=np.int64)
-        layers, heads, state = self._layers, self._heads, self._state
+        unit_first, layers, heads = 0, self._layers, self._heads
         if layer is not None:
-            units = slice(layer * self.num_heads, (layer + 1) * self.num_heads)
-            layers, heads = np.zeros(self.num_heads, dtype=np.int32), heads[units]
-            state = tuple(array[:, units] for array in state)
+            unit_first = layer * self.num_heads
+            layers, heads = np.zeros(self.num_heads, dtype=np.int32), heads[: self.num_heads]
         self._run(
-            plan_policies, *state, self._keys, self.num_kept, self.num_slots, self.by_score, self.step, self._stamp,
-            due, np.zeros_like(due) if room is None else room, allowed,
-            self.num_blocks - 1, _read_only(ranking), layers, heads, fetched,
+            plan_policies, *self._state, self._keys, self.num_kept, self.num_slots, self.by_score, self.step,
+            self._stamp, due, np.zeros_like(due) if room is None else room, allowed, self.num_blocks - 1,
+            _read_only(ranking), unit_first, layers, heads, fetched,
         )  # fmt: skip
         return fetched
 

@@ -19,6 +19,7 @@ from realhw.geometry import GEOMETRIES, ModelGeometry
 from realhw.host_kv import HostKv
 from traces.errors import EnvironmentMissing, InputError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = ModelGeometry("toy", 1, 32, 2, 1, 16, 48, 40)
 POINT = Point("retrieval", 2, 38, 4, 4, num_steps=3, gather_ctas=1, model="toy", churn=1.0)
 

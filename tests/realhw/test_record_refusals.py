@@ -30,6 +30,8 @@ from tests.realhw.tiny_llama import loaded_model, options
 from traces.check import check_trace
 from traces.errors import EnvironmentMissing, InputError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture
 def loaded() -> LoadedModel:

@@ -13,6 +13,7 @@ from realhw.step_trace import StepTrace, moved_hash, synthetic_step_trace
 from realhw.weights import random_weights
 from traces.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ON_GPU = torch.cuda.is_available()
 # The interpreter takes a second per layer and step.
 TINY = ModelGeometry("tiny", 3, 32, 4, 2, 16, 48, 40) if ON_GPU else ModelGeometry("tiny", 1, 32, 2, 1, 16, 48, 40)
