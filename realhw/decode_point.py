@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from realhw.flows import Flow
+from realhw.flows import Flow, Transport
 from realhw.geometry import geometry
-from realhw.kernels.gather.api import DEFAULT as GATHER
-from realhw.kernels.gather.api import GatherConfig
+from realhw.kernels.gather.config import DEFAULT as GATHER
+from realhw.kernels.gather.config import GatherConfig
 from realhw.recorded_rankings import find_rankings
 from realhw.step_trace import Int32, StepTrace, synthetic_step_trace
-from realhw.transfers import Transport
 from traces.errors import InputError
 
 NUM_OFFSETS = 8

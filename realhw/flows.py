@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from realhw.geometry import ModelGeometry
-from realhw.kernels.gather.api import DEFAULT as GATHER
-from realhw.kernels.gather.api import GatherConfig
-from realhw.transfers import Transport
+from realhw.kernels.gather.config import DEFAULT as GATHER
+from realhw.kernels.gather.config import GatherConfig
 from simulator.fetch_cap import allowed_blocks, exact_share
 from traces.errors import InputError
 
 Kind = Literal["dense", "quest", "on-demand", "lookahead"]
+Transport = Literal["gather", "ce-batched", "ce-contiguous"]
 
 
 @dataclass(frozen=True, slots=True)

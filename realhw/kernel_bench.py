@@ -19,7 +19,7 @@ from realhw.device import device_info
 from realhw.geometry import GEOMETRIES
 from realhw.graph_timer import Branch, Timing, run_branches, time_launches
 from realhw.kernels.attention.api import AttentionConfig
-from realhw.kernels.gather.api import GatherConfig
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.score.api import ScoreConfig
 from realhw.measurement import Recorder
 from realhw.microbench import activation_work, append_work, bench_memory, measure

@@ -15,7 +15,7 @@ from realhw import numa
 from realhw.copy_engine import DEVICE_TO_HOST, HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event, new_stream
 from realhw.graph_timer import Branch, run_branches, summarise, time_launches
-from realhw.kernels.gather.api import GatherConfig
+from realhw.kernels.gather.config import GatherConfig
 from realhw.measurement import Recorder
 from realhw.workbench import GatherBench
 from traces.errors import EnvironmentMissing

@@ -11,7 +11,8 @@ import torch
 from realhw.geometry import GEOMETRIES, ModelGeometry
 from realhw.graph_timer import Timing, time_launches
 from realhw.kernels.activation.api import silu_multiply
-from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.kernels.gather.api import gather_blocks
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.pool.api import append_token
 from realhw.measurement import Recorder
 from realhw.workbench import (

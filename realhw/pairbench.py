@@ -13,7 +13,7 @@ import numpy as np
 from realhw.device import device_info
 from realhw.geometry import GEOMETRIES, ModelGeometry
 from realhw.graph_timer import Branch, run_branches, run_rounds
-from realhw.kernels.gather.api import GatherConfig
+from realhw.kernels.gather.config import GatherConfig
 from realhw.measurement import Recorder
 from realhw.schedule import PRIORITY
 from realhw.workbench import GatherBench, Work, attention_work, score_work, topk_work, weight_sets

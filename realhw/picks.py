@@ -11,7 +11,7 @@ import numpy as np
 
 from realhw.decode_point import SYSTEMS, Point
 from realhw.geometry import GEOMETRIES
-from realhw.kernels.attention.api import NUM_ROWS
+from realhw.kernels.attention.limits import NUM_ROWS
 from realhw.point_policy import policy_of
 from simulator.policy_composition import resolve_policy
 from traces.errors import InputError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from realhw.copy_engine import HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event
-from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.flows import Transport
+from realhw.kernels.gather.api import gather_blocks
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.plan.api import Moves
 from realhw.kernels.publish.api import FIELD_BITS, publish_fetches
 from traces.errors import EnvironmentMissing
 
 UInt64 = NDArray[np.uint64]
 Int64 = NDArray[np.int64]
-Transport = Literal["gather", "ce-batched", "ce-contiguous"]
 
 CHUNK_BYTES = 4 << 20
 """The CPU packs the next chunk while the engine copies the one before; smaller ones pay more submissions."""

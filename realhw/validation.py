@@ -15,12 +15,19 @@ from traces.errors import InputError
 POINTS, TABLE, SUMMARY, PAGE = "points.jsonl", "points.parquet", "summary.json", "points.md"
 
 
-def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(head with device and start, rows of the points that ran). Raises InputError for anything else."""
+def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[int]]:
+    """(head with device and start, rows of the points that ran, numbers of lines that are torn).
+
+    A kill may tear the last line; its point runs again. Raises InputError for what is no campaign.
+    """
+    torn, found = [], []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        # The last line may be torn by a kill; the point that it held is run again.
-        head, *rows = [json.loads(line) for line in lines if line.endswith("}")]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                torn.append(number)
+        head, *rows = found
         ran = [row for row in rows if row["status"] == "ok"]
         if not head["device"]["name"]:
             raise KeyError("device")
@@ -28,7 +35,7 @@ def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is no campaign of decode points ({type(error).__name__}: {error})") from error
-    return head, ran
+    return head, ran, torn
 
 
 def other_device(device: str, profile: str, profile_device: str | None) -> str | None:
@@ -47,7 +54,7 @@ def compare(
     Returns the summary. Raises InputError for a file that is no campaign, an unknown profile, or a trace that is not
     the one that ran.
     """
-    head, rows = read_campaign(campaign)
+    head, rows, torn = read_campaign(campaign)
     rows = [row for row in rows if keys is None or row["key"] in keys]
     hardware = load_hardware(hardware_name)
     device = head["device"]["name"]
@@ -71,6 +78,7 @@ def compare(
         "profile_device": hardware.device,
         "warning": warning,
         "fetched_blocks_compared": sum(row["fetched_blocks"] for row in predictions),
+        "torn_lines": torn,
     }
     summary = summarise(predictions, provenance)
     _write_parquet(predictions, out / TABLE)

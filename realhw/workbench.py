@@ -10,7 +10,8 @@ import torch
 from realhw.geometry import ModelGeometry
 from realhw.graph_timer import Launch
 from realhw.kernels.attention.api import AttentionConfig, attention_scratch, choose_splits, decode_attention
-from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.kernels.gather.api import gather_blocks
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.plan.api import PlanShape, admit, make_moves, make_slots, plan_scratch, plan_step
 from realhw.kernels.pool.api import pool_blocks
 from realhw.kernels.score.api import ScoreConfig, make_scores, score_blocks

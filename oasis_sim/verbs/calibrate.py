@@ -27,7 +27,7 @@ def calibrate(
         from realhw import calibrate as measuring
     except ImportError as error:
         missing = error.name or str(error)
-        raise EnvironmentMissing(f"calibrate needs {missing}: pip install 'oasis-sim[gpu]'") from error
+        raise EnvironmentMissing(f"calibrate needs {missing}: pip install '.[gpu]' in a clone") from error
     profile = measuring.calibrate(measuring.CalibrateOptions(target, name, base, pinned_gib, numa_node))
     if as_json:
         print_json({"profile": str(profile), "measurements": str(profile.with_suffix(".jsonl"))})

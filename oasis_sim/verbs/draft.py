@@ -22,7 +22,7 @@ def train(prompts: Sequence[str], out: str, options: Mapping[str, Any], assignme
         from realhw import draft_train
     except ImportError as error:
         missing = error.name or str(error)
-        raise EnvironmentMissing(f"draft train needs {missing}: pip install 'oasis-sim[gpu]'") from error
+        raise EnvironmentMissing(f"draft train needs {missing}: pip install '.[gpu]' in a clone") from error
     from simulator.specs.validation import validated
 
     given = {name: value for name, value in options.items() if value is not None}

@@ -28,7 +28,7 @@ def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Seq
         from realhw.quality_options import QualityOptions
     except ImportError as error:
         missing = error.name or str(error)
-        raise EnvironmentMissing(f"quality needs {missing}: pip install 'oasis-sim[gpu]'") from error
+        raise EnvironmentMissing(f"quality needs {missing}: pip install '.[gpu]' in a clone") from error
     from simulator.specs.validation import validated
 
     given = {name: value for name, value in options.items() if value is not None}

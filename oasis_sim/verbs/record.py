@@ -36,7 +36,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         from realhw.record_options import RecordOptions
     except ImportError as error:
         missing = error.name or str(error)
-        raise EnvironmentMissing(f"record needs {missing}: pip install 'oasis-sim[gpu]'") from error
+        raise EnvironmentMissing(f"record needs {missing}: pip install '.[gpu]' in a clone") from error
     from simulator.specs.validation import validated
 
     given = {name: value for name, value in options.items() if value is not None}

@@ -25,22 +25,18 @@ def validate(
     """Compare a campaign's file, or run points on this machine's GPU into `out` first: some of a sweep's folder or of
     an experiment, or the default ones.
 
-    Raises EnvironmentMissing without torch (or, to run points, without a GPU), CheckFailed past a threshold or where
-    any block id differs.
+    Raises EnvironmentMissing where points must run and there is no GPU or no torch, CheckFailed past a threshold or
+    where any block id differs.
     """
+    from realhw import validation
     from simulator.catalog import load_hardware
 
-    load_hardware(hardware)  # before torch, whose import takes seconds
+    load_hardware(hardware)  # before points run
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out}: is no folder")
     if num_points < 1:
         raise InputError(f"--points must be at least 1, got {num_points}")
-    try:
-        from realhw import validation
-    except ImportError as error:
-        missing = error.name or str(error)
-        raise EnvironmentMissing(f"validate needs {missing}: pip install 'oasis-sim[gpu]'") from error
     keys = None
     if source is not None and Path(source).suffix == ".jsonl":
         campaign = Path(source)
@@ -109,14 +105,12 @@ def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[
     """Run points that the campaign's file in `folder` lacks; returns it and the keys of the picks (null: all)."""
     from dataclasses import asdict
 
-    from realhw.campaign import Campaign
-    from realhw.device import require_gpu
     from realhw.point_list import default_points
 
     points = default_points() if picks is None else [one.point for one in picks]
     target = folder / "campaign.jsonl"
     try:
-        require_gpu()
+        _require_gpu()
     except EnvironmentMissing as error:
         if picks is None:
             raise
@@ -127,6 +121,8 @@ def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[
             f"{error}; the points are in {wanted}: run `python -m realhw.campaign --points {wanted} --out "
             "campaign.jsonl` on a machine with one, then `oasis-sim validate campaign.jsonl`, which needs none"
         ) from error
+    from realhw.campaign import Campaign
+
     runs = Campaign(target, host_gib=8)
     num_done = 0
     with told_on_interruption(lambda: points_kept(num_done, len(points), target)):
@@ -134,6 +130,15 @@ def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[
             runs.run(point)
             num_done += 1
     return target, None if picks is None else [point.key() for point in points]
+
+
+def _require_gpu() -> None:
+    try:
+        from realhw.device import require_gpu
+    except ImportError as error:
+        missing = error.name or error
+        raise EnvironmentMissing(f"to run points validate needs {missing}: pip install '.[gpu]' in a clone") from error
+    require_gpu()
 
 
 def _draw(folder: Path) -> list[Path]:
@@ -155,6 +160,9 @@ def _print_summary(summary: dict[str, Any], folder: Path, pictures: Sequence[Pat
     print(f"\n{summary['num_points']} points of {summary['device']}, profile {summary['profile']}")
     if summary["warning"]:
         print(f"  OTHER DEVICE: {summary['warning']}")
+    if summary["torn_lines"]:
+        lines = ", ".join(map(str, summary["torn_lines"]))
+        print(f"  NOT READ: torn lines of the campaign's file ({lines}); their points are not compared")
     print(
         f"  blocks, slots and victims: {summary['byte_mismatches']} plans differ "
         f"({summary['fetched_blocks_compared']:,} fetched blocks compared)"

@@ -472,4 +472,4 @@ def test_record_without_torch_names_the_extra(environment: dict[str, str], tmp_p
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: record needs torch: pip install 'oasis-sim[gpu]'\n"
+    assert done.stderr == "error: record needs torch: pip install '.[gpu]' in a clone\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +16,8 @@ from oasis_sim.verbs.validate import validate
 from realhw.decode_point import Point
 from traces.errors import CheckFailed, EnvironmentMissing, InputError
 
-CAMPAIGN = Path(__file__).parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
+REPOSITORY = Path(__file__).parents[2]
+CAMPAIGN = REPOSITORY / "docs" / "validation" / "h200" / "campaign.jsonl"
 HARDWARE = "h200-sxm-calibrated"
 
 
@@ -36,6 +40,36 @@ def test_compares_moves_first_and_then_time(campaign, tmp_path, capsys):
     assert summary["fetched_blocks_compared"] > 0
     assert summary["median_abs_error"] < 0.10
     assert pq.read_table(tmp_path / "out" / "points.parquet").num_rows == 3
+
+
+def test_torn_lines_are_named(campaign, tmp_path, capsys):
+    head, first, second, third = campaign.read_text().splitlines()
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("\n".join([head, first[:500], second, third[:-9]]))
+    validate(str(torn), HARDWARE, str(tmp_path / "out"), None, False, None, None, as_json=False)
+    printed = capsys.readouterr().out
+    assert "1 points of NVIDIA H200" in printed
+    assert "torn lines of the campaign's file (2, 4)" in printed
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["torn_lines"] == [2, 4]
+
+
+def test_a_campaign_is_compared_without_torch(campaign, tmp_path):
+    for name in ("torch", "triton"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)])])
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "oasis_sim", "validate", *arguments, "--out", "V"], cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    done = run(str(campaign), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_points"] == 3
+    default = run()
+    assert default.returncode == 2
+    assert default.stderr == "error: to run points validate needs torch: pip install '.[gpu]' in a clone\n"
 
 
 def test_check_fails_past_a_threshold(campaign, tmp_path, capsys):

@@ -6,7 +6,7 @@ import torch
 
 from realhw.flows import Flow, footprint
 from realhw.geometry import ModelGeometry
-from realhw.kernels.gather.api import GatherConfig
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.plan.reference import HeadSlots
 from realhw.runner import DecodeRunner
 from realhw.step_trace import StepTrace, moved_hash, synthetic_step_trace

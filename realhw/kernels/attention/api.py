@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from realhw.kernels.attention.kernel import decode_attention_kernel
+from realhw.kernels.attention.limits import NUM_ROWS
 from realhw.kernels.checks import FLOATS, require_contiguous, require_dtype, require_range, require_shape
 from realhw.kernels.pool.api import require_head_dim
 from traces.errors import InputError
-
-NUM_ROWS = 16
-"""Query rows of one tile: draft rows x query heads per KV head, padded to the tensor cores' least."""
 
 
 @dataclass(frozen=True, slots=True)

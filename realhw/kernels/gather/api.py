@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from realhw.kernels.checks import require_contiguous, require_dtype, require_range, require_shape
+from realhw.kernels.gather.config import DEFAULT, GatherConfig
 from realhw.kernels.gather.kernel import gather_blocks_kernel
 from traces.errors import InputError
-
-
-@dataclass(frozen=True, slots=True)
-class GatherConfig:
-    """Grid of the gather, bytes that a program has in flight (at least a block), and its warps."""
-
-    num_ctas: int = 4
-    in_flight_bytes: int = 1 << 16
-    num_warps: int = 16
-
-
-DEFAULT = GatherConfig()
 
 
 def gather_blocks(

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from realhw.kernels.gather import reference as gather_reference
-from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.kernels.gather.api import gather_blocks
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.writeback import reference as writeback_reference
 from realhw.kernels.writeback.api import write_back
 from traces.errors import InputError

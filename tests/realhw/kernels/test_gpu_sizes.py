@@ -5,7 +5,8 @@ import torch
 
 from realhw.kernels.attention import reference as attention_reference
 from realhw.kernels.attention.api import attention_scratch, choose_splits, decode_attention
-from realhw.kernels.gather.api import GatherConfig, gather_blocks
+from realhw.kernels.gather.api import gather_blocks
+from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.score import reference as score_reference
 from realhw.kernels.score.api import make_scores, score_blocks
 from realhw.kernels.topk import reference as topk_reference
