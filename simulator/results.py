@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 import yaml
 
 from simulator.metrics import COLUMNS, METRICS
+from simulator.point_lines import json_line, point_line, read_points
 from traces.errors import InputError
 
 Row = dict[str, Any]
@@ -74,7 +75,7 @@ class RunFolder:
         assert self._points is not None, "the run folder is not open"
         rows = list(rows)
         for row in rows:
-            self._points.write(json_line(row))
+            self._points.write(point_line(row))
             self.rows[row["point_key"]] = row
         self._points.flush()
         os.fsync(self._points.fileno())
@@ -139,33 +140,6 @@ def _lock(path: Path) -> int:
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             return handle
         os.close(handle)  # the holder removed the file between open and flock: take the new one
-
-
-def json_line(row: Mapping[str, Any]) -> bytes:
-    """One row as one line of strict JSON. Raises ValueError on NaN or infinity: undefined is null."""
-    return (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
-
-
-def read_points(path: Path) -> tuple[dict[str, Row], int]:
-    """Rows of a `points.jsonl` by `point_key`, and the length in bytes of its whole lines.
-
-    A last line without its newline was torn by a kill and is not counted. Raises `InputError` for any other line
-    that is not a row.
-    """
-    if not path.exists():
-        return {}, 0
-    rows: dict[str, Row] = {}
-    whole_bytes = 0
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            row = json.loads(line)
-            rows[row["point_key"]] = row
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}:{number}: not a finished point ({type(error).__name__})") from error
-        whole_bytes += len(line)
-    return rows, whole_bytes
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

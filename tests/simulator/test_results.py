@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from simulator.metrics import COLUMNS
+from simulator.point_lines import point_line, read_points
 from simulator.results import (
     CONFIG,
     LOCK,
@@ -19,9 +21,7 @@ from simulator.results import (
     POINTS,
     TABLE,
     RunFolder,
-    json_line,
     read_manifest,
-    read_points,
     write_table,
 )
 from traces.errors import InputError
@@ -74,12 +74,58 @@ def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path: Path, torn: bytes
     assert list(read_points(tmp_path / "run" / POINTS)[0]) == ["p1", "p3"]
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b'"text"\n', b'{"status": "ok"}\n'])
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"not json\n", "no JSON"),
+        (b"\xff\xfe\n", "no JSON"),
+        (b"\n", "no JSON"),
+        (b'"text"\n', "no JSON object"),
+        (b'{"status": "ok"}\n', "it lacks point_key"),
+    ],
+)
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: bytes, fault: str) -> None:
     path = tmp_path / POINTS
-    path.write_bytes(json_line(_row("p1")) + line + json_line(_row("p2")))
-    with pytest.raises(InputError, match=r"points\.jsonl:2: not a finished point"):
+    path.write_bytes(point_line(_row("p1")) + line + point_line(_row("p2")))
+    with pytest.raises(InputError, match=rf"points\.jsonl:2: not a finished point: {fault}; remove the line"):
         read_points(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        (b'"recall":0.5', b'"recall":"abc"', 'recall is "abc", not a number'),
+        (b'"recall":0.5', b'"recall":true', "recall is true, not a number"),
+        (b'"recall":0.5', b'"recall":NaN', "recall is nan, not finite"),
+        (b'"recall":0.5', b'"recall":1e999', "recall is inf, not finite"),
+        (b'"recall":0.5', b'"recall":0.9', "changed since it was written"),
+        (b'"throughput_tokens_per_s":100.0', b'"throughput_tokens_per_s":1e99', "changed since it was written"),
+        (b'"bound":"hbm"', b'"bound":7', "bound is 7, not text"),
+        (b'"system":"quest"', b'"system":"dense"', "changed since it was written"),
+        (b'"status":"ok"', b'"status":"good"', 'status is "good", not one of ok, does_not_fit, failed'),
+        (b'"point_key":"p2"', b'"point_key":["p2"]', "point_key is"),
+        (b'"crc32":', b'"crc":', "it lacks crc32"),
+    ],
+)
+def test_a_line_edited_by_hand_is_refused_with_its_fault(
+    tmp_path: Path, before: bytes, after: bytes, fault: str
+) -> None:
+    row = _row("p2", recall=0.5, throughput_tokens_per_s=100.0, bound="hbm", system="quest")
+    with _folder(tmp_path / "run") as folder:
+        folder.append([_row("p1"), row])
+    path = tmp_path / "run" / POINTS
+    first, second = path.read_bytes().splitlines(keepends=True)
+    assert before in second
+    with _folder(tmp_path / "run") as folder:
+        assert folder.rows["p2"] == row
+    edited = first + second.replace(before, after)
+    path.write_bytes(edited)
+    with (
+        pytest.raises(InputError, match=re.escape(f"points.jsonl:2: not a finished point: {fault}")),
+        _folder(tmp_path / "run"),
+    ):
+        pass
+    assert path.read_bytes() == edited
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
@@ -98,7 +144,8 @@ def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom simulator.results import RunFolder\n"
         "folder = RunFolder(Path(sys.argv[1]), 'a' * 64, {}, {})\nfolder.__enter__()\n"
-        "folder.append([{'point_key': 'p1'}])\nos.kill(os.getpid(), 9)\n"
+        "from simulator.metrics import COLUMNS\n"
+        "folder.append([dict.fromkeys(COLUMNS) | {'point_key': 'p1', 'status': 'ok'}])\nos.kill(os.getpid(), 9)\n"
     )
     repository = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
