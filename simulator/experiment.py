@@ -23,7 +23,7 @@ from simulator.specs.experiment import ExperimentSpec, PlacementSpec, WorkloadSp
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.policy import PolicySpec
-from simulator.specs.serving import KV_BUDGET_TOKENS, ignored_serving_parameters
+from simulator.specs.serving import KV_BUDGET_TOKENS, ServingSpec, ignored_serving_parameters
 from simulator.specs.validation import submodel, suggest, validated
 from simulator.systems import serving_of
 from simulator.topology import HostTopology
@@ -188,11 +188,15 @@ def _build(settings: Mapping[str, Any]) -> ExperimentSpec:
 def _without_ignored(settings: Mapping[str, Any]) -> tuple[ExperimentSpec, PolicySpec]:
     point = _build(settings)
     served = point.model_copy(update={"serving": serving_of(point.system, point.serving)})
+    _require_arrivals(served.serving)
     if "system" in settings:
         settings = {**settings, "system": point.system.casefold()}
     policy = compose_policy(point.system, point.policy, point.placement)
     ignored = _ignored(served, policy)
-    return _build({key: value for key, value in settings.items() if key not in ignored}), policy
+    kept = _build({key: value for key, value in settings.items() if key not in ignored})
+    if point.serving is not None and kept.serving is None:  # none of its keys matters, but a serving run it is
+        kept = kept.model_copy(update={"serving": ServingSpec()})
+    return kept, policy
 
 
 def _without_ignored_placement(placement: PlacementSpec, ignored: frozenset[str]) -> PlacementSpec:
@@ -209,6 +213,17 @@ def _ignored(point: ExperimentSpec, policy: PolicySpec) -> frozenset[str]:
         ignored |= {f"workload.{key}" for key in WorkloadSpec.model_fields}
         ignored |= ignored_serving_parameters(point.serving)
     return ignored
+
+
+def _require_arrivals(serving: ServingSpec | None) -> None:
+    """Raises InputError for a rate without a word on how requests arrive: all at once, it would do nothing."""
+    if serving is None or serving.arrivals is not None or serving.requests is not None:
+        return
+    if serving.rate_per_s is not None:
+        raise InputError(
+            f"serving.rate_per_s {serving.rate_per_s:g}: without serving.arrivals or serving.requests all requests "
+            "come at once; add serving.arrivals=poisson"
+        )
 
 
 def _require_requests(point: ExperimentSpec) -> None:

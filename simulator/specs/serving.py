@@ -18,6 +18,8 @@ MAX_NUM_REQUESTS = 10_000_000
 MAX_DURATION_S = 1e9
 """Three decades until the last arrival: beyond, a clock of 64-bit floats cannot tell microseconds."""
 MIN_RATE_PER_S = 1.0 / MAX_DURATION_S
+MAX_RATE_PER_S = 1e9
+"""Gaps of a nanosecond, far below any iteration: all at once, which is `arrivals: closed`."""
 MAX_PREFILL_REPLICAS = 1_024
 """Far beyond what one decode host's adapters can take in."""
 Arrivals = Literal["file", "closed", "poisson", "gamma"]
@@ -49,7 +51,7 @@ class ServingSpec(Spec):
     """Output length of every drawn request. Null: drawn."""
     arrivals: Arrivals | None = None
     """file: as stamped; closed: all at once; poisson, gamma: a renewal process. Null: file with a file, else closed."""
-    rate_per_s: Annotated[float, Field(ge=MIN_RATE_PER_S, strict=True)] | None = None
+    rate_per_s: Annotated[float, Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S, strict=True)] | None = None
     """Mean arrivals per second: required by poisson and gamma; a file's own pattern is stretched to it."""
     burstiness_cv: Annotated[float, Field(ge=0.001, le=100, strict=True)] | None = None
     """Standard deviation / mean of gamma's gaps; 1 is Poisson, more comes in bursts. At 0.001 requests come like

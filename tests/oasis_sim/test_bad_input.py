@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from oasis_sim.request import make_request
+from oasis_sim.settings import parse_value
 from tests.oasis_sim.conftest import Oasis
 
 ALWAYS = [
@@ -51,6 +53,7 @@ ALWAYS = [
     (["--set", "policy.key_rank=1025", "--budget", "128"], "8 KV heads of 128"),
     (["--set", "serving.num_requests=100000000"], "serving.num_requests"),
     (["--set", "serving.rate_per_s=1e-300"], "serving.rate_per_s"),
+    (["--set", "serving.rate_per_s=1e300"], "serving.rate_per_s"),
     (["--set", "serving.rate_per_s=1e-9", "--set", "serving.arrivals=poisson"], "give a higher serving.rate_per_s"),
     (["--set", "serving.burstiness_cv=1e200"], "serving.burstiness_cv"),
     (["--set", "serving.burstiness_cv=1e-200"], "serving.burstiness_cv"),
@@ -108,6 +111,22 @@ def test_a_faulty_experiment_file(oasis: Oasis, tiny_trace: Path, tmp_path: Path
     done = oasis("sweep", "experiment.yaml", "--trace", str(tiny_trace))
     _assert_one_clear_line(done.code, done.err, done.out, message)
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]
+
+
+def test_a_rate_without_arrivals_is_refused(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
+    done = oasis("run", "--trace", str(tiny_trace), "--set", "serving.rate_per_s=2")
+    _assert_one_clear_line(done.code, done.err, done.out, "add serving.arrivals=poisson")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["burstiness_cv=2", "stamped_batches=keep", "first_token=decode", "prefix_gpu_tokens=9"]
+)
+def test_a_serving_key_that_does_nothing_here_still_makes_a_serving_run(key: str) -> None:
+    (point,) = make_request({f"serving.{key.split('=')[0]}": [parse_value(key.split("=")[1])]}).points
+    (plain,) = make_request({"serving.arrivals": ["closed"]}).points
+    assert point.serving is not None
+    assert point.serving.arrival_process == plain.serving.arrival_process == "closed"
 
 
 def test_run_takes_one_value_per_key(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_flow_has_the_slots_of_the_system_s_policy(system):
         ({"policy.miss_rule": "stall"}, "policy.miss_rule stall"),
         ({"policy.slack_blocks": 9}, "policy.slack_blocks 9"),
         ({"policy.lookahead_k": 4.0}, "20 query rows per KV head"),
-        ({"serving.rate_per_s": 2.0}, "serving runs"),
+        ({"serving.num_requests": 2}, "serving runs"),
     ],
 )
 def test_what_the_harness_does_not_have_is_named(changes, reason):

@@ -27,6 +27,7 @@ REQUESTS = {
     "serving.num_requests": 24,
     "serving.prompt_tokens": 1500,
     "serving.output_tokens": 12,
+    "serving.arrivals": "closed",
     "serving.rate_per_s": 20.0,
 }
 POISSON = {**REQUESTS, "serving.arrivals": "poisson"}
