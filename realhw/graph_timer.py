@@ -49,11 +49,7 @@ def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
 
     Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
     """
-    require_gpu()
-    for branch in branches:
-        for launch in branch.launches:
-            launch()
-    torch.cuda.synchronize()
+    _launch_once(branches)
     main = new_stream()
     streams = [main] + [new_stream(branch.priority) for branch in branches[1:]]
     marks = [[new_event(timing=True, external=True) for _ in range(2)] for _ in branches]
@@ -86,11 +82,7 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.
 
     Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
     """
-    require_gpu()
-    for branch in branches:
-        for launch in branch.launches:
-            launch()
-    torch.cuda.synchronize()
+    _launch_once(branches)
     streams = [new_stream(branch.priority) for branch in branches]
     turns = [itertools.cycle(branch.launches) for branch in branches]
     marks = [[new_event(timing=True, external=True) for _ in range(1 + len(branches))] for _ in range(rounds)]
@@ -122,3 +114,11 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.
 def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15) -> Timing:
     """Seconds per launch of `calls` back-to-back launches in a graph, rotating over `launches`."""
     return summarise(run_branches([Branch(launches, calls)], repetitions)[:, 0], calls)
+
+
+def _launch_once(branches: Sequence[Branch]) -> None:
+    require_gpu()
+    for branch in branches:
+        for launch in branch.launches:
+            launch()
+    torch.cuda.synchronize()

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from traces.errors import InputError
 from traces.group import TraceGroup
-from traces.overlap import GROUP_SCHEMA, Grid, group_columns, most_blocks, open_groups
+from traces.overlap import GROUP_SCHEMA, Grid, most_blocks, write_rows
 from traces.predicted import Bools, Prediction, Window, guesses, held, members, predictions, set_is_exact, windows
 
 AGE_BOUNDS_TOKENS = (64, 256, 1024, 4096)
@@ -84,16 +83,10 @@ def miss_rows(
 
 def write_misses(names: Sequence[str], path: Path, grid: Grid, budget_tokens: int) -> int:
     """Rows of every group and block size at one budget to a parquet file, a block size at a time; their number."""
-    number, one = 0, grid.with_budget(budget_tokens)
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for trace, group in open_groups(names):
-            for size in group.block_sizes:
-                for count in one.block_counts(group, size):
-                    fixed = group_columns(trace, group, size, count)
-                    rows = [fixed | row for row in miss_rows(group, size, count, grid.max_distance)]
-                    writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-                    number += len(rows)
-    return number
+    return write_rows(
+        names, path, SCHEMA, grid.with_budget(budget_tokens),
+        lambda group, size, count: miss_rows(group, size, count, grid.max_distance),
+    )  # fmt: skip
 
 
 Counts = dict[tuple[str, int], NDArray[np.float64]]

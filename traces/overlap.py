@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,29 @@ def open_groups(names: Sequence[str]) -> Iterator[tuple[str, TraceGroup]]:
             yield own, open_trace(resolve(name)).group(group)
 
 
+def write_rows(
+    names: Sequence[str],
+    path: Path,
+    schema: pa.Schema,
+    grid: Grid,
+    rows_of: Callable[[TraceGroup, int, int], Iterable[dict[str, Any]]],
+) -> int:
+    """Rows of every group of the traces, block size and K of the grid to a parquet file; their number.
+
+    rows_of: group, tokens per block, K → rows of one block size, without the columns of `GROUP_SCHEMA`.
+    """
+    number = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for trace, group in open_groups(names):
+            for size in group.block_sizes:
+                for count in grid.block_counts(group, size):
+                    fixed = group_columns(trace, group, size, count)
+                    rows = [fixed | row for row in rows_of(group, size, count)]
+                    writer.write_table(pa.Table.from_pylist(rows, schema))
+                    number += len(rows)
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A prediction against the true sets of one layer, per step and head, [S − distance, H]; rows from `distance` on.
@@ -190,15 +213,9 @@ def write_overlap(names: Sequence[str], path: Path, grid: Grid) -> int:
 
     Raises InputError where the traces hold none of the grid's sets.
     """
-    number = 0
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for trace, group in open_groups(names):
-            for size in group.block_sizes:
-                for count in grid.block_counts(group, size):
-                    fixed = group_columns(trace, group, size, count)
-                    rows = [fixed | row for row in overlap_rows(group, size, count, grid.max_distance)]
-                    writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-                    number += len(rows)
+    number = write_rows(
+        names, path, SCHEMA, grid, lambda group, size, count: overlap_rows(group, size, count, grid.max_distance)
+    )
     if not number:
         raise InputError(
             f"{', '.join(names)}: none ranks a budget of {grid.budgets_tokens} at the block sizes asked for"

@@ -7,12 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from oasis_sim.options import whole_numbers
 from oasis_sim.output import print_json
 from traces.errors import InputError
-from traces.overlap import GROUP_SCHEMA, Grid, group_columns, open_groups, write_overlap
+from traces.overlap import GROUP_SCHEMA, Grid, open_groups, write_overlap, write_rows
 
 OVERLAP, MISSES, CAPS = "overlap.parquet", "misses.parquet", "caps.parquet"
 
@@ -79,7 +78,6 @@ def overlap(
 
 def _write_caps(names: Sequence[str], path: Path, grid: Grid, budget_tokens: int, seed: int) -> int:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from simulator.cap_table import cap_rows
 
@@ -90,15 +88,7 @@ def _write_caps(names: Sequence[str], path: Path, grid: Grid, budget_tokens: int
             *((name, pa.float64()) for name in ("hit_rate", "overlap", "recall", "recall_upper", "churn")),
         ]
     )  # fmt: skip
-    one = grid.with_budget(budget_tokens)
-    number = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for trace, group in open_groups(names):
-            for size in group.block_sizes:
-                for count in one.block_counts(group, size):
-                    fixed: dict[str, Any] = group_columns(trace, group, size, count)
-                    found = cap_rows(group, size, count * size, grid.max_distance, seed=seed)
-                    rows = [fixed | row for row in found]
-                    writer.write_table(pa.Table.from_pylist(rows, schema))
-                    number += len(rows)
-    return number
+    return write_rows(
+        names, path, schema, grid.with_budget(budget_tokens),
+        lambda group, size, count: cap_rows(group, size, count * size, grid.max_distance, seed=seed),
+    )  # fmt: skip
