@@ -36,7 +36,7 @@ class Words:
 
 given = json.loads(sys.argv[1])
 torch.manual_seed(0)
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 config = LlamaConfig(
     vocab_size=50, num_hidden_layers=2, max_position_embeddings=1 << 16, attn_implementation="sdpa", **sizes
@@ -69,7 +69,7 @@ def _command(out: Path, context: int, steps: int, extras: tuple[str, ...] = (), 
 @pytest.mark.parametrize(
     ("context", "extras"),
     [
-        (12_288, ("query_cos", "prompt_window_mass")),
+        (8_192, ("query_cos", "prompt_window_mass")),
         pytest.param(32_768, ("mean", "prev_layer", "query_cos", "prefill_mass", "prompt_window_mass"),
                      marks=pytest.mark.slow),
     ],
