@@ -70,21 +70,22 @@ def draw_load(run: Run) -> Figure:
 
 @style.styled
 def draw_pools(run: Run) -> Figure:
-    """What the pools of a GPU hold over time, a column per system, at the last setting: HBM stacked, the rest below.
+    """What the pools of a GPU hold over time, HBM stacked, the rest below: a column per system at its last setting.
 
     Raises `NotDrawn` without usage files.
     """
     files = _files(run)
-    setting = files[-1].setting
-    shown = [file for file in files if file.setting == setting][:MOST_SYSTEMS]
+    last = {file.system: file for file in files}
+    shown = list(last.values())[:MOST_SYSTEMS]
+    alike = len({file.setting for file in shown}) == 1
     tables = {file.system: _of_decoding(file) for file in shown}
     outside = [name for name in OUTSIDE if any(table[name].max() > 0 for table in tables.values())]
     rows = 2 if outside else 1
     figure = Figure(figsize=(style.WIDTH_IN, 1.5 + 2.2 * rows), dpi=style.DPI)
     panels = figure.subplots(rows, len(tables), squeeze=False, sharex="col", sharey="row")
-    for column, (system, table) in enumerate(tables.items()):
+    for column, ((system, table), file) in enumerate(zip(tables.items(), shown, strict=True)):
         _stacked(panels[0, column], table)
-        panels[0, column].set_title(system, loc="left")
+        panels[0, column].set_title(system + ("" if alike or not file.setting else f" · {file.setting}"), loc="left")
         if outside:
             for name in outside:
                 _steps(panels[1, column], table, [name], OUTSIDE[name][1], 1e-9)
@@ -98,15 +99,15 @@ def draw_pools(run: Run) -> Figure:
     handles += [Line2D([], [], color=OUTSIDE[name][1], lw=1.6, label=OUTSIDE[name][0]) for name in outside]
     handles.append(Line2D([], [], color=style.ALARM, lw=1.0, ls=(0, (4, 2)), label="all that weights leave"))
     notes = ["Means over short intervals. Prefix caches use what is free and are not drawn."]
-    if len(tables) < len({file.system for file in files}):
-        notes.append(f"The first {len(tables)} systems are drawn.")
+    if len(shown) < len(last):
+        notes.append(f"{len(last) - len(shown)} more system(s) are not drawn.")
     if any(file.table["role"].eq("prefill").any() for file in shown):
         notes.append("Pools of the replicas that decode; prefill is elsewhere.")
     filled = {
         system: float(table[list(IN_HBM)].sum(axis=1).max()) / _capacity(table) for system, table in tables.items()
     }
     shares = ", ".join(f"{system} {share:.0%}" for system, share in filled.items())
-    title = f"Peak use of HBM beside the weights{_at(setting)}: {shares}"
+    title = f"Peak use of HBM beside the weights{_at(shown[0].setting) if alike else ''}: {shares}"
     style.frame_figure(figure, title, subtitle(run), notes, handles, 6)
     return figure
 

@@ -149,3 +149,12 @@ def test_numbers_between_decades_are_written_where_there_is_hardly_a_decade(fold
     labels = [text.get_text() for text in axis.get_minorticklabels() if text.get_text()]
     assert labels
     assert not any("$" in text for text in labels)
+
+
+def test_pools_of_systems_without_a_common_setting(tmp_path):
+    """Dense attention has no tier: each system is drawn at its own last point."""
+    sweep({**SMALL, "placement.kv_tier": ["host", "remote"], "serving.rate_per_s": 20.0}, out=tmp_path / "tiers")
+    figure = draw_pools(load_run(tmp_path / "tiers"))
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["dense", "oasiskv · kv tier remote"]
+    remote = figure.axes[3].patches[-1].get_data().values
+    assert remote.max() > 0
