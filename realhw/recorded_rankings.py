@@ -94,10 +94,10 @@ def export_rankings(
     from simulator.catalog import load_model
     from simulator.mapping import resolve_mapping
     from simulator.specs.experiment import MappingSpec
+    from simulator.verified_trace import open_verified
     from traces.catalog import resolve
-    from traces.reader import open_trace
 
-    opened = open_trace(resolve(trace))
+    opened = open_verified(resolve(trace))
     request = opened.group(group or opened.group_names[0])
     arrays: dict[str, NDArray[Any]] = {"kv_len": request.kv_len[:num_rows]}
     for size in request.block_sizes:

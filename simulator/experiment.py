@@ -28,9 +28,10 @@ from simulator.specs.validation import submodel, suggest, validated
 from simulator.systems import serving_of
 from simulator.topology import HostTopology
 from simulator.trace_choice import choose_group, replayable_mapping
+from simulator.verified_trace import open_verified
 from traces.catalog import resolve as resolve_trace
 from traces.errors import InputError
-from traces.reader import Trace, TraceGroup, open_trace
+from traces.reader import Trace, TraceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def _catalog_spelling(given: str, name: str) -> str:
 
 
 def _open(location: str) -> Trace:
-    """A trace, opened once per process while its file stays the same."""
+    """A trace with the content hash that it states, opened once per process while its file stays the same."""
     path = Path(location)
     stamp = path.stat().st_mtime_ns if "://" not in location and path.exists() else 0
     return _open_cached(location, stamp)
@@ -278,4 +279,4 @@ def _open(location: str) -> Trace:
 
 @lru_cache(maxsize=8)
 def _open_cached(location: str, stamp: int) -> Trace:
-    return open_trace(location)
+    return open_verified(location)

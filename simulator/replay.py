@@ -26,7 +26,7 @@ from traces.errors import TraceError
 from traces.group import TraceGroup
 from traces.mass import BlockMass, unit_mass
 
-REPLAY_VERSION = 3
+REPLAY_VERSION = 4
 """Raised with every change of a rule, so that no older result is taken from the cache."""
 
 MASS_BITS = 44

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oasis_sim.options import whole_numbers
 from oasis_sim.output import print_json
+from traces.catalog import resolve
 from traces.errors import InputError
 from traces.overlap import GROUP_SCHEMA, Grid, open_groups, write_overlap, write_rows
 
@@ -36,6 +37,10 @@ def overlap(
     grid = Grid(**given, top_blocks=top_blocks or None, block_sizes_tokens=sizes, max_distance=max_distance)
     if detail_budget < 1:
         raise InputError(f"--detail-budget {detail_budget}: must be positive")
+    from simulator.verified_trace import open_verified
+
+    for name in names:
+        open_verified(resolve(name))
     if not any(
         grid.with_budget(detail_budget).block_counts(g, size) for _, g in open_groups(names) for size in g.block_sizes
     ):

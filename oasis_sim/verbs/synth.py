@@ -115,7 +115,9 @@ def _statistics(source: str, group: str | None, block_size: int, churn: float | 
         location = resolve(source)
     except InputError as error:
         raise InputError(f"{error}; recipes: {', '.join(recipe_names())}") from None
-    trace = open_trace(location)
+    from simulator.verified_trace import open_verified
+
+    trace = open_verified(location)
     return measure(trace.group(group or trace.group_names[0]), block_size)
 
 

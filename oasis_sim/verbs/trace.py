@@ -53,6 +53,7 @@ def pack(
 ) -> int:
     """Zip a recorded folder as it is, or a compact copy of any trace."""
     if compact:
+        from simulator.verified_trace import open_verified
         from traces.compact import BLOCK_SIZE_TOKENS, MAX_RANKED_BLOCKS, pack_compact
 
         chosen = None if layers is None else whole_numbers("--layers", layers)
@@ -63,6 +64,7 @@ def pack(
             if max_budget % BLOCK_SIZE_TOKENS:
                 raise InputError(f"--max-budget {max_budget}: is not a multiple of the {BLOCK_SIZE_TOKENS}-token block")
         names = () if keep is None else tuple(keep.split(","))
+        open_verified(resolve(source))
         written = pack_compact(
             resolve(source),
             Path(target),
