@@ -5,15 +5,30 @@ A verb's work, with its imports, is in `oasis_sim.verbs`; a verb returns its exi
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from oasis_sim.flags import COMPARE_FLAGS, EXPERIMENT_FLAGS, REPRODUCE_FLAGS, Flag
+from oasis_sim.arguments import (
+    Device,
+    Drafter,
+    DraftModel,
+    Dtype,
+    Experiment,
+    Given,
+    Jobs,
+    Json,
+    Out,
+    Prompts,
+    Quiet,
+    Set,
+    Values,
+    takes,
+)
+from oasis_sim.flags import COMPARE_FLAGS, EXPERIMENT_FLAGS, REPRODUCE_FLAGS
+from oasis_sim.trace_cli import trace_app
 
 app = typer.Typer(
     name="oasis-sim",
@@ -24,60 +39,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-trace_app = typer.Typer(help="Look at, check, pack or synthesise an attention trace.", no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
 draft_app = typer.Typer(help="Draft heads that guess the next tokens.", no_args_is_help=True)
 app.add_typer(draft_app, name="draft")
-
-Experiment = Annotated[
-    str | None, typer.Argument(metavar="EXPERIMENT.yaml", help="Keys of the experiment; flags override it.")
-]
-Values = list[str] | None
-Set = Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. policy.transport=gather.")]
-Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: runs/ and a name by content.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Prompts = Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for standard input.")]
-Drafter = Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")]
-DraftModel = Annotated[
-    str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-
-Verb = Callable[..., int]
-Given = dict[str, list[str]]
-"""Flags of an experiment's keys that were given, by name, with each text that they were given with."""
-
-
-def takes(flags: Sequence[Flag]) -> Callable[[Verb], Verb]:
-    """Let a verb whose first parameter is `given: Given` be called with `flags`, one optional list each.
-
-    A list only so that a flag given twice can be refused instead of silently overridden.
-    """
-
-    def with_flags(verb: Verb) -> Verb:
-        @wraps(verb)
-        def called(**arguments: Any) -> int:
-            texts = {flag.name: arguments.pop(flag.parameter) for flag in flags}
-            return verb({name: list(given) for name, given in texts.items() if given}, **arguments)
-
-        signature = inspect.signature(verb, eval_str=True)
-        declared = [
-            inspect.Parameter(
-                flag.parameter,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None,
-                annotation=Annotated[Values, typer.Option(flag.name, metavar=flag.metavar, help=flag.help)],
-            )
-            for flag in flags
-        ]
-        own = list(signature.parameters.values())[1:]
-        called.__signature__ = signature.replace(parameters=[*declared, *own])  # type: ignore[attr-defined]
-        return called
-
-    return with_flags
 
 
 @app.command()
@@ -377,86 +341,6 @@ def catalog(
     return verb(kind, json)
 
 
-@trace_app.command("info")
-def trace_info(trace: Annotated[str, typer.Argument(help="Catalog name or path.")], json: Json = False) -> int:
-    """Print what a trace holds: model, requests, steps, block sizes, rankings, where it came from."""
-    from oasis_sim.verbs.trace import info
-
-    return info(trace, json)
-
-
-@trace_app.command("check")
-def trace_check(trace: Annotated[str, typer.Argument(help="Catalog name or path.")], json: Json = False) -> int:
-    """Check version, shapes, ranges, sums and content hash; the error names file, array and index."""
-    from oasis_sim.verbs.trace import check
-
-    return check(trace, json)
-
-
-@trace_app.command("pack")
-def trace_pack(
-    trace: Annotated[str, typer.Argument(help="Folder that the recorder wrote; with --compact any trace.")],
-    out: Annotated[str, typer.Argument(metavar="TRACE.zip", help="Zip file to write.")],
-    compact: Annotated[
-        bool, typer.Option("--compact", help="Blocks of 16, eight layers, the best 64, drafts as nested sets.")
-    ] = False,
-    layers: Annotated[str | None, typer.Option("--layers", metavar="L,L", help="Of a compact copy.")] = None,
-    draft_sets: Annotated[
-        str | None,
-        typer.Option("--draft-sets", metavar="K,K", help="Exact besides all; 0: none. Default: a quarter and half."),
-    ] = None,
-    max_budget: Annotated[
-        int | None, typer.Option("--max-budget", metavar="TOKENS", help="Of a compact copy. Default: 1,024.")
-    ] = None,
-    keep: Annotated[str | None, typer.Option("--keep", metavar="X,X", help="Also in it: mean, prev_layer.")] = None,
-    json: Json = False,
-) -> int:
-    """Pack a recorded folder into one zip that readers open directly, or make a compact copy to ship."""
-    from oasis_sim.verbs.trace import pack
-
-    return pack(trace, out, compact, layers, draft_sets, max_budget, keep, json)
-
-
-@trace_app.command("overlap")
-def trace_overlap(
-    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Catalog names or paths.")],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For tables (parquet) and pictures.")],
-    budgets: Annotated[
-        str | None, typer.Option("--budgets", metavar="TOKENS,...", help="K·P of the table. Default: 256,512,1024.")
-    ] = None,
-    detail_budget: Annotated[
-        int, typer.Option("--detail-budget", metavar="TOKENS", help="Of misses, fetch caps and most pictures.")
-    ] = 512,
-    top_blocks: Annotated[
-        int, typer.Option("--top-blocks", metavar="K", help="Rows for so many blocks besides; 0: none.")
-    ] = 20,
-    block_sizes: Annotated[
-        str | None, typer.Option("--block-sizes", metavar="P,P", help="Default: all that are recorded.")
-    ] = None,
-    max_distance: Annotated[int, typer.Option("--max-distance", metavar="K", help="Steps ahead.")] = 4,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of random blocks under fetch caps.")] = 0,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures")] = True,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Compare drafts, earlier queries and chance: overlap and recall per layer and KV head, misses, fetch caps."""
-    from oasis_sim.verbs.overlap import overlap
-
-    return overlap(
-        traces,
-        out,
-        budgets=budgets,
-        detail_budget=detail_budget,
-        top_blocks=top_blocks,
-        block_sizes=block_sizes,
-        max_distance=max_distance,
-        seed=seed,
-        pictures=pictures,
-        as_json=json,
-        quiet=quiet,
-    )
-
-
 @draft_app.command("train")
 def draft_train(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS...", help="JSONL files of questions and answers.")],
@@ -488,64 +372,6 @@ def draft_train(
         "dtype": dtype,
     }
     return train(prompts, out, options, set_ or [], quiet)
-
-
-@trace_app.command("synth")
-def trace_synth(
-    source: Annotated[
-        str, typer.Option("--from", metavar="TRACE_OR_RECIPE", help="Trace, statistics YAML, or qwen3-8b-published.")
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Geometry to generate. Default: the source's.")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", metavar="TOKENS", help="KV length at the first step, to 1,048,576.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Decode steps. Default: 128.")] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N")] = 0,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Request of the source trace.")] = None,
-    block_size: Annotated[int, typer.Option("--block-size", metavar="TOKENS", help="Of the source trace.")] = 16,
-    layers: Annotated[
-        str | None, typer.Option("--layers", metavar="L,L", help="Layers generated. Default: all.")
-    ] = None,
-    budget: Annotated[
-        int | None, typer.Option("--max-budget", metavar="TOKENS", help="Largest budget the trace can replay.")
-    ] = None,
-    churn: Annotated[
-        float | None,
-        typer.Option("--churn", metavar="SHARE", help="A recipe's open input: change of the set per step."),
-    ] = None,
-    acceptance: Annotated[
-        str | None,
-        typer.Option("--acceptance", metavar="SHARE,...", help="Right guesses by distance, if not the source's."),
-    ] = None,
-    save: Annotated[
-        str | None, typer.Option("--save-statistics", metavar="FILE.yaml", help="Write what was measured, too.")
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Make a trace of a geometry and context that nobody recorded, and print what it reached beside its targets."""
-    from oasis_sim.verbs.synth import synth
-
-    return synth(
-        source,
-        out,
-        model=model,
-        context=context,
-        steps=steps,
-        seed=seed,
-        group=group,
-        block_size=block_size,
-        layers=layers,
-        budget=budget,
-        churn=churn,
-        acceptance=acceptance,
-        save=save,
-        as_json=json,
-        quiet=quiet,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
