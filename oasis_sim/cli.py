@@ -28,6 +28,8 @@ from oasis_sim.arguments import (
     takes,
 )
 from oasis_sim.flags import COMPARE_FLAGS, EXPERIMENT_FLAGS, REPRODUCE_FLAGS
+from oasis_sim.interruption import EXIT_INTERRUPTED, exit_code_of_interruption, listening
+from oasis_sim.streams import prepare_streams
 from oasis_sim.trace_cli import trace_app
 
 app = typer.Typer(
@@ -376,18 +378,24 @@ def draft_train(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `oasis-sim`: every way to end becomes an exit code and at most one line on stderr."""
+    prepare_streams()
+    with listening():
+        code = _guard(lambda: _call(arguments))
+        if code == EXIT_INTERRUPTED:
+            code = exit_code_of_interruption()
+    sys.exit(code)
+
+
+def _call(arguments: Sequence[str] | None) -> int:
     from oasis_sim.shadowing import require_own_packages
 
     try:
         require_own_packages()
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(_guard(lambda: _call(arguments)))
-
-
-def _call(arguments: Sequence[str] | None) -> int:
+        return 2
     code = app(args=None if arguments is None else list(arguments), prog_name="oasis-sim", standalone_mode=False)
+    sys.stdout.flush()
     return code if isinstance(code, int) else 0
 
 
@@ -399,7 +407,7 @@ def _guard(work: Callable[[], int]) -> int:
 
         return report_error(error)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

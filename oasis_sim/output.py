@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_INPUT, EXIT_INTERNAL = 2, 70
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PIPED_WIDTH = 100
 """Columns of a table when stdout is a file or a pipe."""
 
@@ -22,20 +23,6 @@ PIPED_WIDTH = 100
 def print_json(document: Mapping[str, Any]) -> None:
     """One strict JSON document on stdout. Raises ValueError on NaN or infinity."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
-
-
-@contextmanager
-def told_on_interruption(kept: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C inside says in one line what is kept; it ends the program with 130 all the same."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"interrupted: {kept()}", file=sys.stderr)
-        raise
-
-
-def points_kept(num_points: int, of: int, path: Path) -> str:
-    return f"{num_points} of {of} points stay in {path}; repeat the command to go on"
 
 
 def console() -> Console:
@@ -107,15 +94,24 @@ def report_error(error: Exception) -> int:
         hint = f" (see: {context.command_path} --help)" if context is not None else ""
         _error_line(f"{format_message().rstrip('.')}{hint}")
         return EXIT_INPUT
-    if isinstance(error, BrokenPipeError):
-        return 1
     if isinstance(error, OSError) and error.filename is not None:
         _error_line(f"{error.filename}: {error.strerror}")
         return EXIT_INPUT
-    with tempfile.NamedTemporaryFile("w", prefix="oasis-sim-", suffix=".traceback.txt", delete=False) as file:
-        file.write("".join(traceback.format_exception(error)))
-    _error_line(f"internal: {type(error).__name__}: {error} (traceback in {file.name})")
+    if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+        _error_line(f"a file cannot be written: {os.strerror(error.errno)}")
+        return EXIT_INPUT
+    _error_line(f"internal: {type(error).__name__}: {error} ({_keep_traceback(error)})")
     return EXIT_INTERNAL
+
+
+def _keep_traceback(error: Exception) -> str:
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="oasis-sim-", suffix=".traceback.txt", delete=False) as file:
+            file.write(text)
+    except OSError as fault:
+        return f"its traceback could not be kept: {fault.strerror}"
+    return f"traceback in {file.name}"
 
 
 def _error_line(message: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oasis_sim.output import points_kept, told_on_interruption
+from oasis_sim.interruption import points_kept, told_on_interruption
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request
 from oasis_sim.run_folder import run_folder
@@ -23,12 +23,12 @@ def run_points(
     """Simulate what the verb's run folder does not hold yet: rows in grid order, the folder, wall time in seconds."""
     grid = make_grid(request.points)
     start_s = time.perf_counter()
-    with run_folder(verb, request, grid, out) as folder:
+    with (
+        run_folder(verb, request, grid, out) as folder,
+        told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
+    ):
         num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
-        with (
-            told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
-            PointProgress(len(grid.points), num_done, quiet) as progress,
-        ):
+        with PointProgress(len(grid.points), num_done, quiet) as progress:
             rows = run_grid(grid, folder, num_jobs, progress.advance)
         wall_s = time.perf_counter() - start_s
         folder.finish(rows, _outcome(rows, request, wall_s, num_jobs))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import assigned
 from traces.errors import EnvironmentMissing, InputError
 
@@ -36,7 +37,9 @@ def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Seq
     given |= assigned([*as_text, *assignments], {*given, "prompts", "command"}, LISTS)
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
     checked = validated(QualityOptions, {**given, "prompts": loaded_prompts, "command": command})
-    path = measure_quality(checked, target, progress=None if quiet else _report)
+    kept = f"finished prompts stay in {target}; repeat the command to go on"
+    with told_on_interruption(lambda: kept):
+        path = measure_quality(checked, target, progress=None if quiet else _report)
     _print_table(path)
     print(f"{path}\nplots: python -m analysis.quality_plots {shlex.quote(str(target))}")
     return 0

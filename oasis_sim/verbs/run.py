@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import print_json, told_on_interruption
+from oasis_sim.interruption import told_on_interruption
+from oasis_sim.output import print_json
 from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder

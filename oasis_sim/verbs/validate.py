@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oasis_sim.output import milliseconds, points_kept, print_json, share, told_on_interruption
+from oasis_sim.interruption import points_kept, told_on_interruption
+from oasis_sim.output import milliseconds, print_json, share
 from traces.errors import CheckFailed, EnvironmentMissing, InputError
 
 if TYPE_CHECKING:
