@@ -261,7 +261,7 @@ def validate(
     max_median: Annotated[float | None, typer.Option("--max-median", help="Of |TPOT error|. Default 0.03.")] = None,
     max_p95: Annotated[float | None, typer.Option("--max-p95", help="Of |TPOT error|. Default 0.08.")] = None,
     points: Annotated[int, typer.Option("--points", metavar="N", help="How many to run of a sweep.")] = 12,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the random ones of them.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Draws the random ones of them.")] = 0,
     json: Json = False,
 ) -> int:
     """Compare decode steps that ran on a GPU with the simulator: moved blocks exactly, then time.

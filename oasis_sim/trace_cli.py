@@ -68,7 +68,7 @@ def trace_overlap(
         str | None, typer.Option("--block-sizes", metavar="P,P", help="Default: all that are recorded.")
     ] = None,
     max_distance: Annotated[int, typer.Option("--max-distance", metavar="K", help="Steps ahead.")] = 4,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of random blocks under fetch caps.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of random blocks under fetch caps.")] = 0,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures")] = True,
     json: Json = False,
     quiet: Quiet = False,

@@ -24,6 +24,8 @@ from traces.synth.synthesise import synthesise
 MOST_MEASURED_ENTRIES = 1 << 28
 """Steps x layers x heads x blocks up to which the result is read back and measured."""
 BYTES_PER_ELEMENT = 2
+DEFAULT_STEPS = 128
+FEWEST_MEASURED_STEPS = 17
 Number = TypeVar("Number", int, float)
 
 
@@ -55,8 +57,8 @@ def synth(
         save_statistics(statistics, Path(save))
     geometry, full_layers = _geometry(model, statistics)
     chosen = full_layers if layers is None else _numbers("--layers", layers, int)
-    context_tokens = context or statistics.context_tokens
-    num_steps = steps or 128
+    context_tokens = statistics.context_tokens if context is None else context
+    num_steps = DEFAULT_STEPS if steps is None else steps
     from rich.console import Console
     from rich.progress import Progress
 
@@ -94,7 +96,8 @@ def synth(
             )
         print_rows(rows)
     else:
-        print("not measured back: too large")
+        few = num_steps < FEWEST_MEASURED_STEPS
+        print(f"not measured back: {f'fewer than {FEWEST_MEASURED_STEPS} steps' if few else 'too large'}")
     print(f"next: oasis-sim trace check {shlex.quote(str(folder))}")
     return 0
 
@@ -165,7 +168,10 @@ def _achieved(
     context_tokens: int,
 ) -> list[dict[str, Any]]:
     blocks = context_tokens // statistics.block_size_tokens
-    if num_steps * num_layers * geometry.num_kv_heads * blocks > MOST_MEASURED_ENTRIES or num_steps < 17:
+    if (
+        num_steps * num_layers * geometry.num_kv_heads * blocks > MOST_MEASURED_ENTRIES
+        or num_steps < FEWEST_MEASURED_STEPS
+    ):
         return []
     trace = open_trace(folder)
     achieved = measure(trace.group(trace.group_names[0]), statistics.block_size_tokens, statistics.set_sizes)

@@ -54,6 +54,7 @@ def test_tables_and_pictures(oasis: Oasis, tiny_trace: Path) -> None:
         (["TINY", "--budgets", "8192", "--top-blocks", "0", "--detail-budget", "128"], "none ranks a budget"),
         (["TINY", "--max-distance", "9"], "max_distance 9"),
         (["TINY", "--detail-budget", "0"], "--detail-budget 0"),
+        (["TINY", "--seed", "-1"], "--seed"),
         (["TINY", "--detail-budget", "4096"], "--detail-budget 4096"),
     ],
 )

@@ -58,6 +58,11 @@ def test_a_recipe_prints_its_open_input_and_targets(oasis: Oasis, tmp_path: Path
         (["--from", "TINY", "--acceptance", "0.5,x"], "--acceptance: expected numbers"),
         (["--from", "qwen3-8b-published", "--acceptance", "0.5,0.5,0.5,0.5,0.5"], "acceptance: 5 shares for"),
         (["--from", "TINY", "--max-budget", "8"], "a budget below one block"),
+        (["--from", "TINY", "--max-budget", "0"], "a budget below one block"),
+        (["--from", "qwen3-8b-published", "--context", "0"], "context of 0 tokens: must be 128"),
+        (["--from", "qwen3-8b-published", "--context", "-4096"], "context of -4096 tokens: must be 128"),
+        (["--from", "qwen3-8b-published", "--steps", "0"], "0 steps: at least 5"),
+        (["--from", "qwen3-8b-published", "--seed", "-1"], "seed -1: must not be negative"),
     ],
 )
 def test_bad_input_is_one_clear_line(oasis: Oasis, tiny_trace: Path, arguments: list[str], message: str) -> None:

@@ -64,8 +64,11 @@ def synthesise(
     statistics without mass.
     """
     size = statistics.block_size_tokens
-    budget = max_budget_tokens or max(context_tokens // 8, statistics.set_sizes[-1] * size)
+    widest = max(context_tokens // 8, statistics.set_sizes[-1] * size)
+    budget = widest if max_budget_tokens is None else max_budget_tokens
     num_ranked = min(budget // size, -(-context_tokens // size) - 1)
+    if seed < 0:
+        raise InputError(f"seed {seed}: must not be negative")
     _check(statistics, geometry, context_tokens, num_steps, num_ranked, layers)
     chosen = tuple(layers) if layers is not None else tuple(range(geometry.num_layers))
     capacity = -(-(context_tokens + num_steps - 1) // size)
