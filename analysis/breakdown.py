@@ -48,7 +48,7 @@ def draw_breakdown(case: Case) -> Figure:
     totals = seconds.sum(axis=1)
     present = [part for part in PARTS if (seconds[part] > 0).any()]
     columns = min(5, len(present))
-    height = 1.75 + 0.2 * -(-len(present) // columns) + 0.42 * len(points)
+    height = 1.95 + 0.42 * len(points)
     figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.35, 1))
     _stack(left, seconds[present] * 1e3)

@@ -99,8 +99,8 @@ def draw_heatmap(case: Case, system: str | None = None) -> Figure:
     grid = make_grid(case, system)
     values = grid.rows.loc[grid.rows["status"] == "ok", case.objective].dropna()
     norm = Normalize(values.min(), values.max() if values.max() > values.min() else values.min() * 1.01 + 1e-12)
-    columns = min(PANELS_PER_ROW, len(grid.lookaheads))
-    panel_rows = -(-len(grid.lookaheads) // columns)
+    panel_rows = -(-len(grid.lookaheads) // PANELS_PER_ROW)
+    columns = -(-len(grid.lookaheads) // panel_rows)
     panel_height = max(1.6, 0.46 * len(grid.caps) + 0.75)
     figure = Figure(figsize=(style.WIDTH_IN, 1.35 + panel_height * panel_rows), dpi=style.DPI)
     panels = figure.subplots(panel_rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -110,7 +110,9 @@ def draw_heatmap(case: Case, system: str | None = None) -> Figure:
             axes.set_visible(False)
             continue
         _draw_panel(axes, grid, grid.lookaheads[index], case.objective, cmap, norm)
-        axes.set_xlabel(style.label(BLOCK))
+        axes.tick_params(labelbottom=True)
+        if index + columns >= len(grid.lookaheads):
+            axes.set_xlabel(style.label(BLOCK))
         if index % columns == 0:
             axes.set_ylabel(style.label(CAP))
     bar = figure.colorbar(ScalarMappable(norm, cmap), ax=list(panels.flat), fraction=0.035, pad=0.015, aspect=28)

@@ -59,7 +59,7 @@ def draw_misses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         grid[0][column].set_title(BY_NAMES[by], fontsize=8)
         told[by] = found
     grid[0][0].set_ylabel("needed blocks found (%)")
-    grid[1][0].set_ylabel("attention mass missed (points)")
+    grid[1][0].set_ylabel("mass missed (points)")
     for axes in grid[0]:
         axes.set_ylim(0, 105)
     most = max(axes.get_ylim()[1] for axes in grid[1])
@@ -76,11 +76,14 @@ def draw_misses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         f"{wrong['new']:.0f} % of new ones; it loses {100 - wrong['stayed']:.0f} % of those that stay"
     )
     count, size = int(rows["num_blocks"].iloc[0]), int(rows["block_size_tokens"].iloc[0])
+    traces = rows["trace"].nunique()
+    means = f" Bars: means over {traces} traces." if traces > 1 else ""
     notes = (
         "Stayed: needed by the step before, too. Came back: not by it, but within the 64 steps before it. A needed "
-        f"block that has just filled is resident and left out. Bars: means over {rows['trace'].nunique()} traces.",
+        "block that has just filled is resident and left out. Mass: attention mass." + means,
     )
-    under = f"One step ahead, best {count} blocks of {size} tokens, mean over steps, layers and KV heads; dots: traces"
+    under = f"One step ahead, best {count} blocks of {size} tokens, mean over steps, layers and KV heads"
+    under += "; dots: traces" if traces > 1 else ""
     style.frame_figure(figure, title, under, notes, legend, 3)
     return figure
 
@@ -99,7 +102,8 @@ def _draw_bins(axes: Axes, found: Any, bins: list[str], value: str, scale: float
             axes.bar(
                 x, float(values.mean()), 0.25, color=face, edgecolor=color, lw=0.5, gid=f"{predictor} {guess} {name}"
             )  # fmt: skip
-            axes.plot([x] * len(values), values, ls="none", marker=".", ms=2.5, color=style.INK, zorder=3)
+            if len(values) > 1:
+                axes.plot([x] * len(values), values, ls="none", marker=".", ms=2.5, color=style.INK, zorder=3)
     names = [CHANGE_NAMES.get(name, name.replace(" and more", "\nand more").replace(" to ", "\nto ")) for name in bins]
     axes.set_xticks(range(len(bins)), names, fontsize=6.2)
     axes.tick_params(axis="y", labelsize=7)
@@ -133,6 +137,7 @@ def draw_caps(frame: pd.DataFrame, budget_tokens: int) -> Figure:
             axes.set_xticks(caps, [f"{cap:g}".lstrip("0") for cap in caps], fontsize=6.5)
             axes.minorticks_off()
             axes.grid(True, axis="y")
+        pair[1].set_xlabel("fetch cap", fontsize=7.5)
         if is_first_column(pair[0]):
             pair[0].set_ylabel("hit rate")
             pair[1].set_ylabel("recall (points)")

@@ -33,6 +33,8 @@ from traces.errors import InputError
 
 CMAP = "cividis"
 GAIN_CMAP = "BrBG"
+BAR_GAP_IN = 0.12
+"""Between the colour bars' numbers and the title of the upper maps."""
 
 
 def every_step(rows: pd.DataFrame, *predictors: str) -> pd.DataFrame:
@@ -62,6 +64,7 @@ def draw_distance(frame: pd.DataFrame, budget_tokens: int) -> Figure:
             axes.set_xticks(sorted(rows["distance"].unique()))
             axes.grid(True, axis="y")
         lower.axhline(0, color=style.QUIET, lw=0.7)
+        lower.set_xlabel("distance (steps)", fontsize=7.5)
         if is_first_column(upper):
             upper.set_ylabel("overlap")
             lower.set_ylabel("mass lost (points)")
@@ -109,11 +112,17 @@ def draw_heads(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         grid[row][0].set_title(names[trace], loc="left", fontsize=7.5, pad=2)
     for axes in grid[-1]:
         axes.set_xlabel("layer")
+    gap = BAR_GAP_IN / figure.get_size_inches()[1]
     for column, (norm, cmap, label) in enumerate(
         zip(norms, (CMAP, GAIN_CMAP), ("overlap of the draft", "gain over the earlier query (points)"), strict=True)
     ):
         bar = figure.colorbar(
-            ScalarMappable(norm, cmap), ax=list(grid[:, column]), location="top", aspect=40, fraction=0.03, pad=0.01
+            ScalarMappable(norm, cmap),
+            ax=list(grid[:, column]),
+            location="top",
+            aspect=40,
+            fraction=0.03,
+            pad=gap,
         )
         bar.set_label(label)
         bar.outline.set_visible(False)

@@ -22,11 +22,14 @@ from analysis.selection import (
     is_admissible,
     is_bound_only,
     left_out,
+    matching,
     nearest_point,
     swept_parameters,
 )
+from simulator.objective import recall_that_falls
 
 MAX_TABLE_ROWS = 1000
+CAP = "policy.fetch_cap"
 TABLE_METRICS = (
     ("throughput_tokens_per_s", "tok/s", 1.0),
     ("tpot_mean_s", "TPOT (ms)", 1e3),
@@ -116,6 +119,9 @@ def explain_best(case: Case) -> list[str]:
         wait = f"Of a step of {style.number(best['tpot_mean_s'] * 1e3)} ms {waits}"
         hidden = f" and hides {style.percent(best['hidden_fraction'])} of the link's time"
         lines.append(wait + (hidden if pd.notna(best["hidden_fraction"]) else "") + ".")
+    over_caps: list[Any] = matching(case.rows, best, {CAP}).dropna(subset=[CAP, "recall"]).to_dict("records")
+    if falls := recall_that_falls(over_caps):
+        lines.append(f"{falls[0].upper()}{falls[1:]}.")
     lines += _alternatives(case, best)
     return lines
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from analysis import style
 from analysis.selection import Case, NotDrawn, best_buildable, is_admissible, is_bound_only
@@ -36,8 +37,7 @@ def draw_pareto(case: Case) -> Figure:
         raise NotDrawn("fewer than two points have both a recall and " + style.short(case.objective))
     looks = style.system_looks(case.systems)
     systems = [s for s in case.systems if s in set(rows["system"])]
-    legend_rows = -(-(len(systems) + 2) // 4)
-    figure = Figure(figsize=(style.WIDTH_IN, 4.6 + 0.2 * legend_rows), dpi=style.DPI)
+    figure = Figure(figsize=(style.WIDTH_IN, 4.8), dpi=style.DPI)
     axes = figure.add_subplot()
     for system in systems:
         look, own = looks[system], rows[rows["system"] == system]
@@ -63,11 +63,19 @@ def draw_pareto(case: Case) -> Figure:
             line["recall"],
             line[case.objective],
             color=style.INK,
-            lw=1.4,
-            zorder=2,
+            lw=1.2,
+            zorder=4,
+            path_effects=[withStroke(linewidth=2.4, foreground="white")],
             drawstyle="steps-pre",
             gid="frontier",
         )
+        for place, point in line.iterrows():
+            look = looks[str(point["system"])]
+            color = look.color if is_admissible(line.loc[[place]]).item() else style.pale(look.color)
+            axes.scatter(
+                [point["recall"]], [point[case.objective]], s=36, marker=look.marker, facecolors=color,
+                edgecolors="white", linewidths=0.6, zorder=5, gid="on frontier",
+            )  # fmt: skip
         handles.append(Line2D([], [], color=style.INK, lw=1.4, label="frontier of what can be built"))
     thresholds = rows["min_recall"].dropna()
     lead = best_buildable(case)
@@ -99,7 +107,7 @@ def draw_pareto(case: Case) -> Figure:
     axes.set_xlabel("recall (share of attention mass on blocks that attention reads)")
     axes.set_ylabel(style.label(case.objective))
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))
-    style.frame_figure(figure, _title(case, rows, lead), case.subtitle, _notes(rows, thresholds, unknown), handles, 4)
+    style.frame_figure(figure, _title(case, rows, lead), case.subtitle, _notes(rows, thresholds, unknown), handles, 5)
     return figure
 
 

@@ -24,13 +24,18 @@ from analysis.selection import (
     sorted_values,
     swept_parameters,
 )
+from analysis.text_fit import tick_labels
 
 METRIC_ROWS = ("recall", "exposed_transfer_s")
 """Drawn under the objective."""
 MAX_SINGLE_BAND = 5
 """Up to this many swept parameters stand side by side; more are split into rows of at most `COLUMNS_PER_BAND`."""
 COLUMNS_PER_BAND = 4
-TICK_LABELS_PER_ROW = 30
+PANELS_WIDTH_IN = style.WIDTH_IN - 0.75
+"""Of a row of panels: what y labels and numbers leave."""
+MAX_DODGE = 0.2
+"""Step between systems at one value, where values are 1 apart; less where many systems share `DODGE_SPAN`."""
+DODGE_SPAN = 0.5
 LOG_RATIO = 20.0
 WIDE_SPAN = 5.0
 """A panel whose range is this many times the next widest gets a y-axis of its own."""
@@ -75,10 +80,7 @@ def draw_response(case: Case) -> Figure:
     metrics = [case.objective, *(m for m in METRIC_ROWS if m != case.objective and case.ok[m].notna().any())]
     bands = 1 if len(parameters) <= MAX_SINGLE_BAND else -(-len(parameters) // COLUMNS_PER_BAND)
     columns = -(-len(parameters) // bands)
-    legend_rows = -(-len(points) // 6)
-    figure = Figure(
-        figsize=(style.WIDTH_IN, 1.2 + 0.2 * legend_rows + bands * (0.35 + 1.35 * len(metrics))), dpi=style.DPI
-    )
+    figure = Figure(figsize=(style.WIDTH_IN, 1.4 + bands * (0.35 + 1.35 * len(metrics))), dpi=style.DPI)
     panels = figure.subplots(bands * len(metrics), columns, squeeze=False)
     looks = style.system_looks(case.systems)
     for index in range(bands * columns):
@@ -97,7 +99,8 @@ def draw_response(case: Case) -> Figure:
     handles = [_handle(str(s), looks[str(s)]) for s in points["system"]]
     notes = [
         "Each line varies one parameter and holds the others at its system's best point (large marker); values are "
-        "spaced evenly. Hollow markers are below the recall threshold. Dotted: the system does not heed the parameter.",
+        "spaced evenly, and systems stand side by side at each. Hollow markers are below the recall threshold. Dotted: "
+        "the system does not heed the parameter.",
     ]
     if (case.rows["status"] != "ok").any():
         notes.append("× at the foot of a panel: the point does not fit, or failed.")
@@ -122,6 +125,8 @@ def _draw_panel(
     ticks = sorted_values(case.rows[parameter])
     scale = style.display_scale(metric)
     crossed = 0
+    heeding = [str(s) for s in points["system"] if not lines[parameter][str(s)].empty]
+    shifts = dict(zip(heeding, dodges(len(heeding)), strict=True))
     for _, best in points.iloc[::-1].iterrows():
         look = looks[str(best["system"])]
         point = case.rows.loc[best["row"]]
@@ -134,7 +139,8 @@ def _draw_panel(
             _mark_missing(axes, rows[rows["status"] != "ok"][parameter], ticks, look, crossed)
             crossed += bool((rows["status"] != "ok").any())
         rows = rows[(rows["status"] == "ok") & rows[metric].notna()]
-        rows = rows.assign(place=[ticks.index(v) for v in rows[parameter]]).sort_values("place")
+        shift = shifts[str(best["system"])]
+        rows = rows.assign(place=[ticks.index(v) + shift for v in rows[parameter]]).sort_values("place")
         style_line = "-" if look.filled else "--"
         axes.plot(
             rows["place"], rows[metric] * scale, style_line, color=look.color, lw=1.3, zorder=3, gid=str(best["system"])
@@ -156,9 +162,9 @@ def _draw_panel(
                 ls="none",
                 zorder=4 if size < 5 else 5,
             )
-    every = -(-len(ticks) // (TICK_LABELS_PER_ROW // num_columns))
-    axes.set_xticks(range(len(ticks)), [style.value_text(v) if i % every == 0 else "" for i, v in enumerate(ticks)])
-    axes.set_xlim(-0.35, len(ticks) - 0.65)
+    labels, size = tick_labels([style.value_text(v) for v in ticks], PANELS_WIDTH_IN / num_columns * 0.72)
+    axes.set_xticks(range(len(ticks)), labels, fontsize=size)
+    axes.set_xlim(-0.45, len(ticks) - 0.55)
     axes.grid(True, axis="y")
     axes.margins(y=0.12)
     if metric == case.objective and _spans_decades(case, points):
@@ -167,6 +173,12 @@ def _draw_panel(
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda v, _: style.number(v))
+
+
+def dodges(count: int) -> list[float]:
+    """Where systems stand about a value, so that equal results do not hide each other."""
+    step = min(MAX_DODGE, DODGE_SPAN / max(1, count - 1))
+    return [step * (i - (count - 1) / 2) for i in range(count)]
 
 
 def _spans_decades(case: Case, points: pd.DataFrame) -> bool:
@@ -186,14 +198,24 @@ def _share_metric_limits(panels: Any, num_metrics: int, bands: int) -> None:
     """One y-range per metric, so that columns compare at a glance; each its own where one would flatten the others."""
     for row in range(num_metrics):
         same = [a for band in range(bands) for a in panels[band * num_metrics + row] if a.get_visible()]
-        spans = sorted(float(np.ptp(a.get_ylim())) for a in same)
-        if len(spans) > 1 and spans[-1] > WIDE_SPAN * spans[-2]:
+        moving = [a for a in same if not _is_zero(a)]
+        spans = sorted(float(np.ptp(a.get_ylim())) for a in moving)
+        if not moving or (len(spans) > 1 and spans[-1] > WIDE_SPAN * spans[-2]):
+            for axes in same:
+                if axes not in moving:
+                    axes.set_ylim(-0.12, 1)
+                    axes.set_yticks([0], ["0"])
             continue
-        low, high = min(a.get_ylim()[0] for a in same), max(a.get_ylim()[1] for a in same)
+        low, high = min(a.get_ylim()[0] for a in moving), max(a.get_ylim()[1] for a in moving)
         for axes in same:
             axes.set_ylim(low, high)
             if axes is not same[0] and axes.get_subplotspec().colspan.start > 0:
                 axes.tick_params(labelleft=False)
+
+
+def _is_zero(axes: Axes) -> bool:
+    """Whether all that is drawn is 0: an axis about it would show numbers that nothing has."""
+    return not any(np.any(np.asarray(line.get_ydata(), dtype=float)) for line in axes.lines)
 
 
 def _handle(system: str, look: style.Look) -> Line2D:

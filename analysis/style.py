@@ -18,13 +18,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from analysis.text_fit import FONT, legend_columns
+
 P = ParamSpec("P")
 
 WIDTH_IN = 8.0
 DPI = 150
 """Pictures are 1,200 pixels wide."""
 RC: Any = {
-    "font.family": "DejaVu Sans",
+    "font.family": FONT,
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.labelsize": 8.5,
@@ -53,6 +55,7 @@ ALARM = "#D55E00"
 # Source: Okabe and Ito, "Color Universal Design" palette, distinct under the common colour-vision deficiencies.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6D31", "#333333")
 MARKERS = ("o", "D", "^", "v", "s", "P", "X", "<", ">", "h")
+LEGEND_ROW_IN = 0.185
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,29 @@ class Look:
 
 KNOWN_LOOKS = {
     "dense": Look("#333333", "s"),
+    "vllm-offload": Look("#8A8A8A", "s"),
+    "flexgen": Look("#8C6D31", "D"),
     "quest": Look("#56B4E9", "^"),
     "retrieval": Look("#D55E00", "v"),
     "prefetch-previous": Look("#E69F00", "D"),
     "oasiskv": Look("#0072B2", "o"),
     "oasiskv-oracle": Look("#009E73", "o", filled=False),
+    "h2o": Look("#CC1199", "^"),
+    "scissorhands": Look("#880022", "X"),
+    "snapkv": Look("#DDBB88", "P"),
+    "streamingllm": Look("#778833", "<"),
+    "arkvale": Look("#662266", "h"),
+    "sparseserve": Look("#BB44FF", "P"),
+    "hisparse": Look("#112299", ">"),
+    "infinigen": Look("#FFAADD", "v"),
+    "shadowkv": Look("#336655", "X"),
+    "freekv": Look("#77DD55", "h"),
+    "specache": Look("#DD6677", "<"),
+    "radix": Look("#99CCAA", "s"),
+    "distserve": Look("#AA88FF", ">"),
+    "mooncake": Look("#0000FF", "o"),
 }
+"""Every named system: a colour of its own and a marker, the same in all pictures."""
 
 LABELS = {
     "system": "system",
@@ -125,9 +145,9 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def system_looks(systems: Sequence[str]) -> dict[str, Look]:
-    """A look per system: fixed for the well-known ones, else the next free pair of colour and marker."""
+    """A look per system: fixed for the named ones, else the next pair of colour and marker that none of them has."""
     looks = {name: KNOWN_LOOKS[name] for name in systems if name in KNOWN_LOOKS}
-    taken = {(look.color, look.marker) for look in looks.values()}
+    taken = {(look.color, look.marker) for look in KNOWN_LOOKS.values()}
     count = len(OKABE_ITO)
     pairs = ((OKABE_ITO[i % count], MARKERS[(i + i // count) % len(MARKERS)]) for i in range(count * len(MARKERS)))
     free = (pair for pair in pairs if pair not in taken)
@@ -222,10 +242,19 @@ def frame_figure(
     subtitle: str,
     notes: Iterable[str] = (),
     handles: Sequence[Artist] = (),
-    legend_columns: int = 4,
+    most_legend_columns: int = 4,
 ) -> None:
-    """Header (the finding, what it holds for, one legend) and notes, with the axes laid out between them."""
+    """Header (the finding, what it holds for, one legend) and notes, with the axes laid out between them.
+
+    The legend has columns as `legend_columns` finds; the figure grows by its rows after the first.
+    """
     width, height = figure.get_size_inches()
+    labels = [str(handle.get_label()) for handle in handles]
+    columns = legend_columns(labels, RC["legend.fontsize"], most_legend_columns, width - 0.1) if labels else 1
+    legend_rows = -(-len(handles) // columns)
+    if legend_rows > 1:
+        height += LEGEND_ROW_IN * (legend_rows - 1)
+        figure.set_size_inches(width, height)
     title_lines = textwrap.wrap(title, int(width * 11))
     note_lines = [line for note in notes for line in textwrap.wrap(note, int(width * 17))]
     subtitle_lines = textwrap.wrap(subtitle, int(width * 15))
@@ -241,12 +270,12 @@ def frame_figure(
             handles=list(handles),
             loc="upper left",
             bbox_to_anchor=(0.004, y / height),
-            ncols=legend_columns,
+            ncols=columns,
             handlelength=1.8,
             columnspacing=1.6,
             borderaxespad=0.0,
         )
-        y -= 0.185 * math.ceil(len(handles) / legend_columns) + 0.06
+        y -= LEGEND_ROW_IN * legend_rows + 0.06
     foot = 0.06 + 0.145 * len(note_lines)
     if note_lines:
         figure.text(

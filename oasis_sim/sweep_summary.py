@@ -23,6 +23,7 @@ from simulator.objective import (
     is_admissible,
     nearest_row,
     neighbours,
+    recall_that_falls,
     swept_parameters,
 )
 from simulator.specs.experiment import ExperimentSpec
@@ -174,18 +175,21 @@ def cautions(rows: Sequence[Row], best: Row, threshold_is_set: bool) -> list[str
     """What a reader should know before believing that the best point is best."""
     lines = []
     others = [name for name in swept_parameters(rows) if name != "policy.fetch_cap"]
-    recalls = [
-        row["recall"]
+    along_caps = [
+        row
         for row in rows
         if row["status"] == "ok"
         and row["recall"] is not None
         and all(row.get(name) == best.get(name) for name in others)
     ]
+    recalls = [row["recall"] for row in along_caps]
     if len(recalls) > 1 and max(recalls) - min(recalls) < 2 * RECALL_MARGIN:
         lines.append(
             f"recall moves by only {max(recalls) - min(recalls):.3f} over its fetch caps: this trace hardly tells them "
             "apart, so fetching least wins; oasis-sim quality measures what it costs"
         )
+    if falls := recall_that_falls(along_caps):
+        lines.append(falls)
     if "policy.block_size_tokens" in swept_parameters(rows) and not threshold_is_set:
         lines.append("each block size has its own threshold; --min-recall holds all to one")
     return lines

@@ -61,7 +61,7 @@ def overlap(
 
     from traces.misses import write_misses
 
-    say(f"overlap and recall of {len(names)} traces")
+    say(f"overlap and recall of {len(names)} trace{'s' if len(names) > 1 else ''}")
     rows = {OVERLAP: replace(OVERLAP, lambda path: write_overlap(names, path, grid))}
     say(f"where predictions miss, at a budget of {detail_budget} tokens")
     rows[MISSES] = replace(MISSES, lambda path: write_misses(names, path, grid, detail_budget))

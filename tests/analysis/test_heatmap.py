@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
@@ -96,3 +97,15 @@ def test_without_lookahead_there_is_one_panel(sweep_frame):
 def test_an_axis_that_does_not_vary_is_the_reason(sweep_frame, column, value, reason):
     with pytest.raises(NotDrawn, match=reason):
         draw_heatmap(Case(sweep_frame[sweep_frame[column] == value]))
+
+
+def test_four_lookaheads_are_two_by_two_with_block_sizes_under_each(sweep_frame):
+    fourth = sweep_frame[sweep_frame["policy.lookahead_k"] == 4].assign(**{"policy.lookahead_k": 8})
+    figure = draw_heatmap(Case(pd.concat([sweep_frame, fourth], ignore_index=True)))
+    panels = [axes for axes in figure.axes if axes.images]
+    figure.canvas.draw()
+    assert len({axes.get_position().x0 for axes in panels}) == len({axes.get_position().y0 for axes in panels}) == 2
+    for axes in panels:
+        labels = [tick.label1 for tick in axes.xaxis.get_major_ticks()]
+        assert [label.get_text() for label in labels if label.get_visible()] == ["8", "16", "32", "64"]
+    assert [bool(axes.get_xlabel()) for axes in panels] == [False, False, True, True]

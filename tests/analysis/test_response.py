@@ -92,3 +92,17 @@ def test_many_parameters_are_split_into_bands(make_row):
 def test_nothing_swept_is_the_reason(make_row, systems, reason):
     with pytest.raises(NotDrawn, match=reason):
         draw_response(Case(pd.DataFrame([make_row(s) for s in systems])))
+
+
+def test_waits_of_nothing_have_no_number_but_zero(make_row):
+    rows = pd.DataFrame([make_row("dense", batch=b) for b in (1, 8)]).assign(exposed_transfer_s=0.0)
+    axes = draw_response(Case(rows)).axes[2]
+    assert list(axes.get_yticks()) == [0]
+    assert axes.get_ylabel() == "exposed wait (ms)"
+
+
+def test_systems_with_equal_results_do_not_hide_each_other(make_row):
+    rows = pd.DataFrame([make_row(s, batch=b) | {"recall": 0.9} for s in ("dense", "quest") for b in (1, 8)])
+    recall = draw_response(Case(rows)).axes[1]
+    places = [tuple(line.get_xdata()) for line in recall.lines if line.get_gid() in ("dense", "quest")]
+    assert len(places) == len({x for place in places for x in place}) / 2 == 2

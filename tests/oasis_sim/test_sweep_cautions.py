@@ -37,3 +37,16 @@ def test_a_key_that_only_some_systems_look_at_may_be_missing_from_a_row():
     rows = [row(0.02, 16, 0.921), row(1.0, 16, 0.924) | {"placement.nic_numa": "far"}]
     rows += [row(1.0, 16, 0.924) | {"placement.nic_numa": "local"}]
     assert cautions(rows, rows[0], threshold_is_set=True) == []
+
+
+def test_recall_that_falls_with_the_cap_is_said_with_the_reason_and_where_it_is_written():
+    rows = [row(0.02, 16, 0.881), row(0.05, 16, 0.872), row(0.5, 16, 0.863)]
+    hardly, falls = cautions(rows, rows[0], threshold_is_set=True)
+    assert "moves by only 0.018" in hardly
+    assert falls.startswith("recall falls from 0.881 at a cap of 0.02 to 0.863 at 0.5, likely because")
+    assert "docs/traces.md" in falls
+
+
+def test_a_fall_that_is_not_small_is_said_alone():
+    rows = [row(0.02, 16, 0.92), row(1.0, 16, 0.80)]
+    assert [line[:12] for line in cautions(rows, rows[0], threshold_is_set=True)] == ["recall falls"]
