@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from simulator.metrics import BREAKDOWN, COLUMNS, EXTRA, METRICS, STATUSES
+from simulator.metrics import BREAKDOWN, COLUMNS, EXTRA, METRICS, SERVING, STATUSES
 from traces.errors import InputError
 
 RESULTS = "results.parquet"
@@ -97,6 +97,9 @@ def load_results(folder: Path) -> pd.DataFrame:
             frame[column] = pd.to_numeric(frame[column]).astype("float64")
         except (TypeError, ValueError) as error:
             raise InputError(f"{folder / RESULTS}: column {column} is not numeric ({_first_line(error)})") from error
+    if "slo_attainment" in frame:
+        for column in [column for column in SERVING if column not in frame]:
+            frame[column] = None  # of an older version
     return frame.reset_index(drop=True)
 
 

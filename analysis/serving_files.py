@@ -11,8 +11,8 @@ import pandas as pd
 
 from analysis import style
 from analysis.load import Run, read_table
+from simulator.serving.offered import RATE
 
-RATE = "serving.rate_per_s"
 Kind = Literal["requests", "usage"]
 
 

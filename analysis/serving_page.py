@@ -11,19 +11,25 @@ import pandas as pd
 from analysis import page, style
 from analysis.load import Run
 from analysis.selection import swept_parameters
-from analysis.serving_files import RATE, short
-from analysis.serving_plots import subtitle
+from analysis.serving_files import short
+from analysis.serving_plots import as_rows, subtitle
+from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
-KEPT = 0.9
-"""Share of requests within the SLO from which a system is said to keep it. A convention."""
+ALIKE = 0.995
+"""Share of the best figure from which a point is as good: three digits do not tell them apart."""
+MOST_NAMED = 6
 TABLE_METRICS = (
     ("slo_attainment", "in SLO (%)", 100.0),
     ("goodput_requests_per_s", "goodput (requests/s)", 1.0),
+    ("offered_tokens_per_s", "offered tok/s", 1.0),
     ("throughput_tokens_per_s", "tok/s", 1.0),
+    ("served_share", "kept up (%)", 100.0),
+    ("drain_s", "drained for (s)", 1.0),
     ("ttft_p50_s", "TTFT p50 (s)", 1.0),
     ("ttft_p99_s", "p99 (s)", 1.0),
     ("tpot_p50_s", "TPOT p50 (ms)", 1e3),
     ("tpot_p99_s", "p99 (ms)", 1e3),
+    ("e2e_p99_s", "E2E p99 (s)", 1.0),
     ("queue_p99_s", "queue p99 (s)", 1.0),
     ("batch_mean", "batch, mean", 1.0),
     ("num_preemptions", "preemptions", 1.0),
@@ -50,16 +56,26 @@ def explain(run: Run) -> list[str]:
     ok = run.results[run.results["status"] == "ok"]
     if ok.empty:
         return ["No point ran: " + "; ".join(sorted({str(error) for error in run.results["error"]})) + "."]
-    best = ok.iloc[int(ok["goodput_requests_per_s"].to_numpy().argmax())]
-    lines = [
-        f"Most requests within the SLO: {_described(run, best)}, {style.number(best['goodput_requests_per_s'])} a "
-        f"second ({style.percent(best['slo_attainment'])} of those that came)."
-    ]
-    bound = style.BOUND_NAMES.get(str(best["bound"]), "")
+    best = _best(ok)
+    first = ok.loc[best[0]]
+    overload = overload_line(as_rows(ok))
+    lines = [overload] if overload is not None and ok["overloaded"].eq(True).all() else []
+    lines.append(
+        f"Most requests within the SLO: {_named(run, ok, best)}, {style.number(first['goodput_requests_per_s'])} a "
+        f"second ({style.percent(first['slo_attainment'])} of those that came)."
+    )
+    if overload is not None and not lines[0].startswith(overload):
+        lines.append(overload)
+    bound = style.BOUND_NAMES.get(str(first["bound"]), "")
     if bound:
-        lines.append(f"What binds it: {bound} ({best['bound_detail']}).")
+        lines.append(f"What binds {'it' if len(best) == 1 else 'the first'}: {bound} ({first['bound_detail']}).")
     if RATE in ok and ok[RATE].nunique() > 1:
         lines.append(_rates(ok))
+    if ok["num_preemptions"].any():
+        lines.append(
+            "The SLO looks at TTFT and the mean TPOT of a request: a preemption is spread over all of its tokens; the "
+            "stop itself is in E2E."
+        )
     refused = ok.iloc[int(ok["num_refused"].to_numpy().argmax())]
     if refused["num_refused"]:
         lines.append(f"{refused['num_refused']:,.0f} requests can never fit under {_described(run, refused)}, the "
@@ -74,13 +90,30 @@ def explain(run: Run) -> list[str]:
 
 def _rates(ok: pd.DataFrame) -> str:
     """Per system the highest rate up to which it keeps the SLO at every rate that ran."""
-    reached = []
-    for system, rows in ok.groupby("system", sort=False):
-        by_rate = rows.groupby(RATE)["slo_attainment"].max()
-        missed = by_rate[by_rate < KEPT]
-        keeps = by_rate.index if missed.empty else by_rate.index[by_rate.index < missed.index.min()]
-        reached.append(f"{system} up to {keeps.max():g}" if len(keeps) else f"{system} at none")
-    return f"{KEPT:.0%} of requests are within the SLO, in arrivals per second: {', '.join(reached)}."
+    reached = (
+        f"{system} at none" if rate is None else f"{system} up to {rate:g}"
+        for system, rate in kept_rates(as_rows(ok)).items()
+    )
+    return (
+        f"{KEPT:.0%} of requests are within the SLO and the rate is kept up with, in arrivals per second: "
+        f"{', '.join(reached)}."
+    )
+
+
+def _best(ok: pd.DataFrame) -> list[Any]:
+    """Index of the points with the most requests within the SLO a second, ties included; those that are overloaded
+    only where all are."""
+    keeping = ok[~ok["overloaded"].eq(True)]
+    goodput = (ok if keeping.empty else keeping)["goodput_requests_per_s"]
+    return list(goodput.index[goodput >= ALIKE * goodput.max()])
+
+
+def _named(run: Run, ok: pd.DataFrame, indices: Sequence[Any]) -> str:
+    names = [_described(run, ok.loc[index]) for index in indices[:MOST_NAMED]]
+    if len(indices) == 1:
+        return names[0]
+    more = f"; and {len(indices) - MOST_NAMED} more" if len(indices) > MOST_NAMED else ""
+    return f"{len(indices)} points alike ({'; '.join(names)}{more})"
 
 
 def _described(run: Run, point: pd.Series[Any]) -> str:
@@ -95,16 +128,20 @@ def _table(run: Run) -> str:
     metrics = [metric for metric in TABLE_METRICS if metric[0] in rows]
     headings = ["system", *map(short, swept), *(heading for _, heading, _ in metrics), "bound", "status"]
     lines = ["<table><tr>" + "".join(f"<th>{escape(h)}</th>" for h in headings) + "</tr>"]
-    goodput = rows["goodput_requests_per_s"]
-    best = goodput.idxmax() if goodput.notna().any() else None
+    ok = rows[rows["status"] == "ok"]
+    best = [] if ok.empty else _best(ok)
     for index, row in rows.iterrows():
         cells = [str(row["system"]), *(style.value_text(row[c]) for c in swept)]
         cells += [
             style.value_text(row[c]) if c.startswith("num_") else style.number(row[c] * factor)
             for c, _, factor in metrics
         ]
-        status = str(row["status"]) if row["status"] == "ok" else style.STATUS_TEXT[str(row["status"])]
+        status = (
+            ("overloaded" if row["overloaded"] in (True,) else "ok")
+            if row["status"] == "ok"
+            else style.STATUS_TEXT[str(row["status"])]
+        )
         cells += [str(row["bound"]) if isinstance(row["bound"], str) else "–", status]
-        kind = "best" if index == best else "" if row["status"] == "ok" else "off"
+        kind = "best" if index in best else "" if row["status"] == "ok" else "off"
         lines.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
     return "\n".join(lines) + "</table>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,8 @@ from matplotlib.lines import Line2D
 from analysis import style
 from analysis.load import Run
 from analysis.selection import NotDrawn
-from analysis.serving_files import RATE, point_files, some_settings
+from analysis.serving_files import point_files, some_settings
+from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Settings in one picture of distributions; more cannot be told apart."""
@@ -52,6 +54,7 @@ def draw_rates(run: Run) -> Figure:
     (ttft, tpot), (throughput, kept) = figure.subplots(2, 2, sharex=True)
     for system in systems:
         line, look = rows[rows["system"] == system].sort_values(RATE), looks[system]
+        over = line["overloaded"].eq(True)
         for axes, columns, scale in (
             (ttft, ("ttft_p50_s", "ttft_p99_s"), 1.0),
             (tpot, ("tpot_p50_s", "tpot_p99_s"), 1e3),
@@ -59,9 +62,12 @@ def draw_rates(run: Run) -> Figure:
             (kept, ("slo_attainment",), 100.0),
         ):
             for column, dashes in zip(columns, ("-", (0, (4, 2))), strict=False):
-                axes.plot(
-                    line[RATE], line[column] * scale, color=look.color, marker=look.marker, ms=4, lw=1.3, ls=dashes
-                )
+                axes.plot(line[RATE], line[column] * scale, color=look.color, lw=1.3, ls=dashes)
+                for points, fill in ((line[~over], look.color), (line[over], "white")):
+                    axes.plot(
+                        points[RATE], points[column] * scale, ls="", marker=look.marker, ms=4.5, mfc=fill,
+                        mec=look.color,
+                    )  # fmt: skip
     ttft.set_yscale("log")
     style.plain_log(ttft.yaxis)
     for axes, title in (
@@ -134,16 +140,22 @@ def _swept_besides(rows: pd.DataFrame) -> list[str]:
     return [c for c in columns if rows.groupby("system")[c].nunique().max() > 1]
 
 
+def as_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
 def _title(rows: pd.DataFrame) -> str:
-    """Which system keeps its promises to the highest rate."""
-    share = 0.9
-    keeps = rows[rows["slo_attainment"] >= share].groupby("system")[RATE].max()
-    if keeps.empty:
-        return f"No system keeps the SLO for {share:.0%} of requests at any rate that ran"
-    best = keeps[keeps == keeps.max()].index.tolist()
-    names = " and ".join(best) if len(best) < len(rows["system"].unique()) or len(best) == 1 else "every system"
+    """Which system keeps its promises to the highest rate, or that all rates were too high."""
+    if rows["overloaded"].eq(True).all():
+        return overload_line(as_rows(rows)) or ""
+    reached = kept_rates(as_rows(rows))
+    highest = max((rate for rate in reached.values() if rate is not None), default=None)
+    if highest is None:
+        return f"No system keeps the SLO for {KEPT:.0%} of requests from the lowest rate on"
+    best = [system for system, rate in reached.items() if rate == highest]
+    names = "every system" if 1 < len(best) == len(reached) else " and ".join(best)
     keep = "keeps" if len(best) == 1 or names == "every system" else "keep"
-    return f"{names} {keep} the SLO for {share:.0%} of requests up to {keeps.max():g} arrivals per second"
+    return f"{names} {keep} the SLO for {KEPT:.0%} of requests up to {highest:g} arrivals per second"
 
 
 def subtitle(run: Run) -> str:
@@ -160,6 +172,11 @@ def subtitle(run: Run) -> str:
 
 def _notes(run: Run, rows: pd.DataFrame) -> list[str]:
     notes = []
+    if rows["overloaded"].eq(True).any():
+        notes.append(
+            "Hollow: overloaded. What came was not served while it came, so the point is one burst, not a rate: its "
+            "quantiles and its share within the SLO depend on how many requests came."
+        )
     refused = int(rows["num_refused"].max())
     if refused:
         notes.append(f"Up to {refused:,} requests of a point can never fit; they count as outside the SLO.")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from oasis_sim.explain import Row, binding, label, settings, value
 from oasis_sim.output import console, gigabytes, milliseconds, number, share
 from oasis_sim.run_card import breakdown_table, trace_line
 from simulator.objective import swept_parameters
+from simulator.serving.offered import overload_line
 from simulator.specs.experiment import ExperimentSpec
 
 SHOWN_PARAMETERS = [
@@ -54,6 +57,9 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
         f"{share(row['slo_attainment'])}, goodput {number(row['goodput_requests_per_s'], 'requests/s')}",
         soft_wrap=True,
     )
+    overload = overload_line([row])
+    if overload is not None:
+        out.print(f"[bold yellow]{overload}[/bold yellow]", soft_wrap=True)
     out.print()
     out.print(latency_table(row))
     out.print()
@@ -123,27 +129,62 @@ def seconds(value_s: float | None) -> str:
     return milliseconds(value_s) if value_s is None or value_s < 1.0 else f"{value_s:,.2f} s"
 
 
-def serving_table(rows: Sequence[Row]) -> Table:
-    """One line per point of a sweep: what differs, and the figures that a service is judged by."""
+def print_table(out: Console, rows: Sequence[Row]) -> None:
+    """One line per point of a sweep, and below it which of them were asked for more than they can serve."""
+    for left_out in _LEFT_OUT:
+        table = serving_table(rows, left_out)
+        if Measurement.get(out, out.options.update(max_width=1000), table).maximum <= out.width:
+            break
+    out.print(table)
+    overload = overload_line([row for row in rows if row["status"] == "ok"])
+    if overload is not None:
+        out.print(f"[bold yellow]{overload}[/bold yellow]", soft_wrap=True)
+
+
+_LEFT_OUT: tuple[frozenset[str], ...] = (
+    frozenset(),
+    frozenset({"batch"}),
+    frozenset({"batch", "TPOT p99"}),
+    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50"}),
+)
+"""What a narrow terminal does without, step by step."""
+
+
+def serving_table(rows: Sequence[Row], left_out: Collection[str] = ()) -> Table:
+    """What differs, and the figures that a service is judged by; of prefill elsewhere what crosses and what it costs
+    before the second token."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    results: dict[str, Callable[[Row], str]] = {
+        "offered": lambda row: number(row["offered_tokens_per_s"]),
+        "tokens/s": lambda row: number(row["throughput_tokens_per_s"]),
+        "kept up": lambda row: share(row["served_share"]),
+        "in SLO": lambda row: share(row["slo_attainment"]),
+        "TTFT p50": lambda row: seconds(row["ttft_p50_s"]),
+        "TTFT p99": lambda row: seconds(row["ttft_p99_s"]),
+        "TPOT p50": lambda row: seconds(row["tpot_p50_s"]),
+        "TPOT p99": lambda row: seconds(row["tpot_p99_s"]),
+        "batch": lambda row: number(row["batch_mean"]),
+        "preempt.": lambda row: number(row["num_preemptions"]),
+    }
+    if any(row["network_bytes_per_request"] is not None for row in ok):
+        results |= {
+            "sent first": lambda row: gigabytes(row["admission_network_bytes"]),
+            "sent a request": lambda row: gigabytes(row["network_bytes_per_request"]),
+            "handover p50": lambda row: seconds(row["handover_p50_s"]),
+            "2nd token p50": lambda row: seconds(row["second_token_p50_s"]),
+        }
+    if all(row["served_share"] is None for row in ok):
+        left_out = {*left_out, "offered", "kept up"}
+    results = {title: text for title, text in results.items() if title not in left_out}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     swept = [name for name in swept_parameters(rows) if name not in NEVER_COLUMNS]
-    table.add_column("system")
-    for name in swept:
-        table.add_column(label(name), justify="right")
-    for title in ("tokens/s", "in SLO", "TTFT p50", "p99", "TPOT p50", "p99", "batch", "preempt."):
-        table.add_column(title, justify="right")
+    table.add_column("system", no_wrap=True)
+    for title in (*map(label, swept), *results):
+        table.add_column(title.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for row in rows:
         parameters = [value(row, name) for name in swept]
         if row["status"] != "ok":
-            table.add_row(row["system"], *parameters, row["status"], style="dim")
+            table.add_row(row["system"], *parameters, row["status"].replace("_", " "), style="dim")
             continue
-        table.add_row(
-            row["system"],
-            *parameters,
-            number(row["throughput_tokens_per_s"]),
-            share(row["slo_attainment"]),
-            *(seconds(row[name]) for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s")),
-            number(row["batch_mean"]),
-            number(row["num_preemptions"]),
-        )
+        table.add_row(row["system"], *parameters, *(text(row) for text in results.values()))
     return table

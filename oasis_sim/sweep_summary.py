@@ -40,10 +40,10 @@ def print_summary(rows: Sequence[Row], request: Request, folder: Path, wall_s: f
     _print_constants(out, rows)
     out.print()
     if request.points[0].serving is not None:
-        from oasis_sim.serving_card import serving_table, source
+        from oasis_sim.serving_card import print_table, source
 
         out.print(source(request.points[0], swept_parameters(rows)), style="dim")
-        out.print(serving_table(rows))
+        print_table(out, rows)
         out.print(
             f"Table and points: [bold]{folder}[/bold] (results.parquet, requests/ with every request of each point)"
         )

@@ -101,6 +101,11 @@ SERVING = {
     "requests_per_s": "requests/s",
     "goodput_requests_per_s": "requests/s",
     "slo_attainment": "1",
+    "offered_tokens_per_s": "tokens/s",
+    "offered_prompt_tokens_per_s": "tokens/s",
+    "served_share": "1",
+    "drain_s": "s",
+    "overloaded": "",
     "ttft_mean_s": "s",
     "ttft_p90_s": "s",
     "ttft_p99_s": "s",
@@ -159,6 +164,11 @@ SERVING = {
 }
 """Only in rows of serving runs. There TPOT, TTFT, E2E and queue time are quantiles over finished requests, the
 breakdown is per iteration, and pools are per GPU. A request that never fits is refused; the first one is named.
+
+`offered_*` (output and prompt tokens), `served_share`, `drain_s`, `overloaded`: `simulator.serving.offered`; under
+overload latencies and the SLO's share are those of one burst, not of a rate. The SLO looks at TTFT and the mean TPOT
+of a request, so a stop in the middle (a preemption) is spread over all its tokens; what one does to a request is in
+its E2E and in `num_preemptions`.
 
 `second_token_*`: from arrival to the second token. `handover_*`: from the end of a prompt on a prefill replica until
 decoding could start elsewhere. `prefill_blocked_s`: a prefill replica's idle time with prompts that had no memory.

@@ -97,6 +97,8 @@ class RequestLog:
         self.num_met_slo = 0
         self.output_tokens = self.prompt_tokens = 0
         self.first_arrival_s: float | None = None
+        self.last_arrival_s = 0.0
+        self._finished = {name: array("d") for name in ("arrival_s", "output_tokens")}
         self.last_finish_s = 0.0
         self.first_refused: RequestState | None = None
         self.slo_ttft_s, self.slo_tpot_s = slo_ttft_s, slo_tpot_s
@@ -109,8 +111,13 @@ class RequestLog:
         """One of TIMES of all finished requests that have one."""
         return np.frombuffer(self._times[name], np.float64)
 
+    def finished(self, name: str) -> NDArray[np.float64]:
+        """`arrival_s` or `output_tokens` of all finished requests, in the order of `times_s("ttft_s")`."""
+        return np.frombuffer(self._finished[name], np.float64)
+
     def arrive(self, request: RequestState) -> None:
         self.num_arrived += 1
+        self.last_arrival_s = request.arrival_s
         if self.first_arrival_s is None:
             self.first_arrival_s = request.arrival_s
         self._count(+1)
@@ -145,6 +152,8 @@ class RequestLog:
         self.num_finished += 1
         tpot_s = times["tpot_s"]
         self.num_met_slo += first - request.arrival_s <= self.slo_ttft_s and (tpot_s or 0.0) <= self.slo_tpot_s
+        for name, values in self._finished.items():
+            values.append(getattr(request, name))
         self.output_tokens += request.output_tokens
         self.prompt_tokens += request.prompt_tokens
         self.last_finish_s = finished

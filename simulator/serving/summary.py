@@ -15,6 +15,7 @@ from simulator.serving.demand_table import DemandTable
 from simulator.serving.iteration import Iteration
 from simulator.serving.loop import Replica
 from simulator.serving.network import WINDOW_S
+from simulator.serving.offered import offered_load
 from simulator.serving.pools import Pool
 from simulator.serving.records import RequestLog
 from simulator.step_layout import D_BUSY, H_BUSY, NUM_PARTS, R_BUSY, STEP, T_EXPOSED, T_SOFTWARE
@@ -85,6 +86,7 @@ def summarise(run: Run) -> Row:
         "requests_per_s": log.num_finished * per_second,
         "goodput_requests_per_s": log.num_met_slo * per_second,
         "slo_attainment": log.num_met_slo / log.num_arrived,
+        **offered_load(log),
         "in_system_mean": log.request_seconds * per_second,
         "batch_mean": log.sum_decoding / num_iterations,
         "batch_peak": log.peak_decoding,

@@ -59,13 +59,46 @@ def test_the_page_says_who_keeps_the_promises_how_far(folder):
     rows = run.results
     rows["slo_attainment"] = [1.0, 0.5, 1.0, 0.95]
     rows["goodput_requests_per_s"] = [5.0, 25.0, 5.0, 47.5]
+    rows["overloaded"] = False
     rows["num_refused"] = [0, 0, 0, 3]
     lines = explain(run)
     assert lines[0] == (
         "Most requests within the SLO: oasiskv at arrivals/s 50, 47.5 a second (95 % of those that came)."
     )
     assert any(line.endswith("in arrivals per second: dense up to 5, oasiskv up to 50.") for line in lines)
+    assert draw_rates(run).texts[0].get_text().replace("\n", " ") == (
+        "oasiskv keeps the SLO for 90% of requests up to 50 arrivals per second"
+    )
     assert any(line.startswith("3 requests can never fit under oasiskv at arrivals/s 50") for line in lines)
+
+
+def test_picture_and_page_agree_that_no_overloaded_rate_is_kept(folder):
+    run = load_run(folder)
+    rows = run.results
+    rows["slo_attainment"] = [0.5, 0.95, 0.9, 0.99]
+    rows["goodput_requests_per_s"] = [2.5, 9.5, 4.5, 20.0]
+    rows["overloaded"] = [True, True, False, True]
+    lines = explain(run)
+    assert lines[0].startswith("Most requests within the SLO: oasiskv at arrivals/s 5, 4.50 a second")
+    assert lines[1].startswith("Overloaded: dense at 5 a second and more, oasiskv at 50 a second and more (")
+    assert any(line.endswith("in arrivals per second: dense at none, oasiskv up to 5.") for line in lines)
+    figure = draw_rates(run)
+    assert "oasiskv keeps the SLO for 90% of requests up to 5 arr" in figure.texts[0].get_text().replace("\n", " ")
+    hollow = [line for line in figure.axes[2].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in hollow] == [[5.0, 50.0], [50.0]]
+    rows["overloaded"] = True
+    assert explain(run)[0].startswith("Overloaded at every rate: ")
+    assert draw_rates(run).texts[0].get_text().startswith("Overloaded at every rate: ")
+
+
+def test_points_that_serve_alike_are_named_together(folder):
+    run = load_run(folder)
+    run.results["goodput_requests_per_s"] = [5.0, 4.0, 5.0, 4.999]
+    run.results["overloaded"] = False
+    assert explain(run)[0].startswith(
+        "Most requests within the SLO: 3 points alike (dense at arrivals/s 5; oasiskv at arrivals/s 5; oasiskv at "
+        "arrivals/s 50), 5.00 a second ("
+    )
 
 
 def test_lines_are_the_rows_and_the_requests(folder):
