@@ -18,7 +18,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from analysis.text_fit import FONT, legend_columns
+from analysis.text_fit import COLUMN_GAP_EMS, FONT, HANDLE_EMS, HANDLE_GAP_EMS, legend_columns
 
 P = ParamSpec("P")
 
@@ -271,8 +271,9 @@ def frame_figure(
             loc="upper left",
             bbox_to_anchor=(0.004, y / height),
             ncols=columns,
-            handlelength=1.8,
-            columnspacing=1.6,
+            handlelength=HANDLE_EMS,
+            handletextpad=HANDLE_GAP_EMS,
+            columnspacing=COLUMN_GAP_EMS,
             borderaxespad=0.0,
         )
         y -= LEGEND_ROW_IN * legend_rows + 0.06

@@ -11,8 +11,8 @@ from matplotlib.textpath import TextPath
 FONT = "DejaVu Sans"
 TICK_SIZES_PT = (8.0, 6.5)
 TICK_GAP_IN = 0.05
-LEGEND_HANDLE_IN = 0.50
-"""Width of a legend entry without its text: handle, its gap to the text, gap to the next column."""
+HANDLE_EMS, HANDLE_GAP_EMS, COLUMN_GAP_EMS = 1.8, 0.8, 1.6
+"""Of a legend, in font sizes: the handle, its gap to the text, the gap between columns."""
 
 
 def text_width_in(text: str, size_pt: float) -> float:
@@ -26,13 +26,14 @@ def legend_columns(labels: Sequence[str], size_pt: float, most: int, width_in: f
 
     Up to `most`, or up to two more where each number up to it would leave an entry alone.
     """
-    widths = [text_width_in(text, size_pt) + LEGEND_HANDLE_IN for text in labels]
+    beside_in, gap_in = (ems * size_pt / 72 for ems in (HANDLE_EMS + HANDLE_GAP_EMS, COLUMN_GAP_EMS))
+    widths = [text_width_in(text, size_pt) + beside_in + gap_in for text in labels]
     count = len(labels)
 
     def fits(columns: int) -> bool:
         rows, longer = divmod(count, columns)
         starts = [i * rows + min(i, longer) for i in range(columns + 1)]
-        return sum(max(widths[a:b]) for a, b in itertools.pairwise(starts)) <= width_in
+        return sum(max(widths[a:b]) for a, b in itertools.pairwise(starts)) <= width_in + gap_in
 
     def rank(columns: int) -> tuple[bool, bool, int, int]:
         rows, last = -(-count // columns), count % columns or columns
