@@ -105,7 +105,7 @@ SERVING = {
     "offered_prompt_tokens_per_s": "tokens/s",
     "served_share": "1",
     "drain_s": "s",
-    "overloaded": "",
+    "overloaded": "bool",
     "ttft_mean_s": "s",
     "ttft_p90_s": "s",
     "ttft_p99_s": "s",

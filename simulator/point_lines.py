@@ -80,6 +80,9 @@ def _require_type(name: str, value: Any) -> None:
             raise ValueError(f"point_key is {_short(value)}, not text")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} is {value}, not finite")
+    elif _UNITS.get(name) == "bool":
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{name} is {_short(value)}, not true or false")
     elif value is not None and name in _UNITS:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _UNITS[name] and not is_number:

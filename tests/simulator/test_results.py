@@ -101,6 +101,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: bytes, faul
         (b'"recall":0.5', b'"recall":0.9', "changed since it was written"),
         (b'"throughput_tokens_per_s":100.0', b'"throughput_tokens_per_s":1e99', "changed since it was written"),
         (b'"bound":"hbm"', b'"bound":7', "bound is 7, not text"),
+        (b'"overloaded":false', b'"overloaded":0', "overloaded is 0, not true or false"),
         (b'"system":"quest"', b'"system":"dense"', "changed since it was written"),
         (b'"status":"ok"', b'"status":"good"', 'status is "good", not one of ok, does_not_fit, failed'),
         (b'"point_key":"p2"', b'"point_key":["p2"]', "point_key is"),
@@ -111,6 +112,7 @@ def test_a_line_edited_by_hand_is_refused_with_its_fault(
     tmp_path: Path, before: bytes, after: bytes, fault: str
 ) -> None:
     row = _row("p2", recall=0.5, throughput_tokens_per_s=100.0, bound="hbm", system="quest")
+    row["overloaded"] = False
     with _folder(tmp_path / "run") as folder:
         folder.append([_row("p1"), row])
     path = tmp_path / "run" / POINTS
