@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def load_results(folder: Path) -> pd.DataFrame:
             raise InputError(f"{folder / RESULTS}: column {column} is not numeric ({_first_line(error)})") from error
     if "slo_attainment" in frame:
         for column in [column for column in SERVING if column not in frame]:
-            frame[column] = None  # of an older version
+            frame[column] = None if SERVING[column] in ("", "bool") else math.nan  # of an older version
     return frame.reset_index(drop=True)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from analysis import style
@@ -52,6 +54,14 @@ def test_all_pictures_and_a_page_that_holds_them(folder, tmp_path):
     assert [path.read_bytes() for path in plot_run(folder, tmp_path / "again", ("png", "svg"))] == [
         path.read_bytes() for path in written
     ]
+
+
+def test_a_run_of_an_older_version_without_the_offered_load_is_drawn(folder, tmp_path):
+    old = shutil.copytree(folder, tmp_path / "old")
+    table = pq.read_table(old / "results.parquet")
+    newer = ["offered_tokens_per_s", "offered_prompt_tokens_per_s", "served_share", "drain_s", "overloaded"]
+    pq.write_table(table.drop_columns(newer), old / "results.parquet")
+    assert [path.stem for path in plot_run(old)] == [*NAMES, "report"]
 
 
 def test_the_page_says_who_keeps_the_promises_how_far(folder):
