@@ -16,7 +16,20 @@ Experiment = Annotated[
 ]
 Values = list[str] | None
 Set = Annotated[Values, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. policy.transport=gather.")]
-Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: runs/ and a name by content.")]
+
+
+def out_option(metavar: str, help: str) -> Any:
+    """`--out`, which must name something: an empty path would be the current folder."""
+    return typer.Option("--out", metavar=metavar, help=help, callback=_named)
+
+
+def _named(path: str | None) -> str | None:
+    if path is not None and not path.strip():
+        raise typer.BadParameter("the path is empty; give a name, or . for the current folder")
+    return path
+
+
+Out = Annotated[str | None, out_option("FOLDER", "Default: runs/ and a name by content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

@@ -25,6 +25,7 @@ from oasis_sim.arguments import (
     Quiet,
     Set,
     Values,
+    out_option,
     takes,
 )
 from oasis_sim.flags import COMPARE_FLAGS, EXPERIMENT_FLAGS, REPRODUCE_FLAGS
@@ -92,7 +93,7 @@ def record(
     model: Annotated[
         str, typer.Option("--model", help="smollm2-135m, gemma3-270m, a .gguf file, a folder or a Hugging Face name.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
+    out: Annotated[str, out_option("FOLDER", "New folder for the trace.")],
     name: Annotated[str | None, typer.Option("--name", help="Name of the trace.")] = None,
     context: Annotated[
         int | None, typer.Option("--context", metavar="TOKENS", help="KV length at the first step; cuts the prompt.")
@@ -172,7 +173,7 @@ def record(
 def quality(
     prompts: Prompts,
     model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="Results; finished prompts are not repeated.")],
+    out: Annotated[str, out_option("FOLDER", "Results; finished prompts are not repeated.")],
     context: Annotated[int | None, typer.Option("--context", metavar="TOKENS", help="Cuts longer prompts.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Positions measured per prompt.")] = None,
     fetch_caps: Annotated[str | None, typer.Option("--fetch-caps", metavar="C,C")] = None,
@@ -216,7 +217,7 @@ def quality(
 
 @app.command()
 def calibrate(
-    out: Annotated[str | None, typer.Option("--out", metavar="PROFILE.yaml", help="Profile to write.")] = None,
+    out: Annotated[str | None, out_option("PROFILE.yaml", "Profile to write.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Of the profile. Default: from the device.")] = None,
     base: Annotated[
         str | None, typer.Option("--base", metavar="NAME", help="Catalog profile for what is not measured here.")
@@ -242,7 +243,7 @@ def calibrate(
 
 @app.command()
 def validate(
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For points, table and summary.")],
+    out: Annotated[str, out_option("FOLDER", "For points, table and summary.")],
     source: Annotated[
         str | None,
         typer.Argument(
@@ -320,7 +321,7 @@ def reproduce(
 @app.command()
 def plot(
     folder: Annotated[str, typer.Argument(metavar="RUNS/NAME", help="Folder that run or sweep wrote.")],
-    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Default: RUNS/NAME/plots.")] = None,
+    out: Annotated[str | None, out_option("FOLDER", "Default: RUNS/NAME/plots.")] = None,
     formats: Annotated[str, typer.Option("--format", metavar="F,F", help="png, svg or pdf.")] = "png",
 ) -> int:
     """Draw a finished run, and write its report.
@@ -347,7 +348,7 @@ def catalog(
 def draft_train(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS...", help="JSONL files of questions and answers.")],
     model: Annotated[str, typer.Option("--model", help="smollm2-135m, a .gguf file, a folder or a Hugging Face name.")],
-    out: Annotated[str, typer.Option("--out", metavar="HEAD.safetensors", help="File to write, a JSON beside it.")],
+    out: Annotated[str, out_option("HEAD.safetensors", "File to write, a JSON beside it.")],
     epochs: Annotated[int | None, typer.Option("--epochs", metavar="N")] = None,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", metavar="N", help="Of each split.")] = None,
     new_tokens: Annotated[int | None, typer.Option("--new-tokens", metavar="N", help="Generated per prompt.")] = None,

@@ -118,6 +118,12 @@ def _error_line(message: str) -> None:
     print("error:", " ".join(message.split()), file=sys.stderr)
 
 
+def tell_without_effect(keys: Sequence[str]) -> None:
+    """One line on stderr that names what was given in vain."""
+    if keys:
+        print(f"no effect on any point, so left out: {', '.join(keys)}", file=sys.stderr)
+
+
 def milliseconds(value_s: float | None) -> str:
     return "–" if value_s is None else f"{value_s * 1e3:.2f} ms"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oasis_sim.settings import Settings, command_line_settings, flatten
-from simulator.experiment import expand
+from simulator.experiment import expand, without_effect
 from simulator.objective import require_objective
 from simulator.specs.experiment import ExperimentSpec
 from simulator.specs.serving import ServingSpec
@@ -29,6 +29,9 @@ class Request:
     config: dict[str, Any]
     """Nested keys with all defaults; a swept key holds its list. `oasis-sim sweep config.yaml` asks for it again."""
 
+    without_effect: tuple[str, ...] = ()
+    """Keys that someone named and that no point looks at."""
+
     @property
     def swept_policy(self) -> frozenset[str]:
         """Policy keys with more than one value."""
@@ -45,11 +48,12 @@ class Request:
 
 def one_point(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
     """Request of `run`. Raises InputError when a key has more than one value."""
-    settings = read_settings(file) | command_line_settings(flags, assignments)
+    own, given = read_settings(file), command_line_settings(flags, assignments)
+    settings = own | given
     for key, values in settings.items():
         if len(values) > 1:
             raise InputError(f"run takes one value for {key}, got {', '.join(map(str, values))}; use sweep for a list")
-    return make_request(settings)
+    return make_request(settings, said(own, given))
 
 
 def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignments: Sequence[str]) -> Request:
@@ -57,11 +61,13 @@ def many_points(file: str | None, flags: Mapping[str, Sequence[str]], assignment
     serving key is given."""
     given = command_line_settings(flags, assignments)
     default = DEFAULT_SERVING_SWEEP if any(key.startswith("serving.") for key in given) else DEFAULT_SWEEP
-    return make_request(read_settings(file or str(default)) | given)
+    own = read_settings(file or str(default))
+    return make_request(own | given, said(own if file else {}, given))
 
 
-def make_request(settings: Settings) -> Request:
-    """Points of all combinations. Raises InputError for a key or value that the schema refuses."""
+def make_request(settings: Settings, said: Collection[str] = ()) -> Request:
+    """Points of all combinations; `said`: keys that someone named. Raises InputError for a key or value that the
+    schema refuses."""
     require_lists(settings)
     ordered = {key: settings[key] for key in sorted(settings, key=_schema_order)}
     fixed = {key: values[0] for key, values in ordered.items() if len(values) == 1}
@@ -78,7 +84,14 @@ def make_request(settings: Settings) -> Request:
     for key, values in ordered.items():
         section, _, name = key.rpartition(".")
         (config[section] if section else config)[name] = values if key in swept else values[0]
-    return Request(points, config)
+    return Request(points, config, tuple(without_effect(said, points)))
+
+
+def said(own: Settings, given: Settings) -> list[str]:
+    """Keys that someone named: those of the command line, and those of an experiment file that differ from the
+    schema's defaults, which `config.yaml` spells out."""
+    defaults = flatten(ExperimentSpec(serving=ServingSpec()).model_dump(mode="json"), "the schema")
+    return [*given, *(key for key in own if key not in given and own[key] != defaults.get(key, [None]))]
 
 
 def require_lists(settings: Settings) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oasis_sim.interruption import points_kept, told_on_interruption
+from oasis_sim.output import tell_without_effect
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request
 from oasis_sim.run_folder import run_folder
@@ -22,6 +23,7 @@ def run_points(
 ) -> tuple[list[Row], Path, float]:
     """Simulate what the verb's run folder does not hold yet: rows in grid order, the folder, wall time in seconds."""
     grid = make_grid(request.points)
+    tell_without_effect(request.without_effect)
     start_s = time.perf_counter()
     with (
         run_folder(verb, request, grid, out) as folder,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oasis_sim.arguments import Json, Quiet
+from oasis_sim.arguments import Json, Quiet, out_option
 
 trace_app = typer.Typer(help="Look at, check, pack or synthesise an attention trace.", no_args_is_help=True)
 
@@ -54,7 +54,7 @@ def trace_pack(
 @trace_app.command("overlap")
 def trace_overlap(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Catalog names or paths.")],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="For tables (parquet) and pictures.")],
+    out: Annotated[str, out_option("FOLDER", "For tables (parquet) and pictures.")],
     budgets: Annotated[
         str | None, typer.Option("--budgets", metavar="TOKENS,...", help="K·P of the table. Default: 256,512,1024.")
     ] = None,
@@ -96,7 +96,7 @@ def trace_synth(
     source: Annotated[
         str, typer.Option("--from", metavar="TRACE_OR_RECIPE", help="Trace, statistics YAML, or qwen3-8b-published.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="New folder for the trace.")],
+    out: Annotated[str, out_option("FOLDER", "New folder for the trace.")],
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Geometry to generate. Default: the source's.")
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -147,6 +147,12 @@ def expand(base: ExperimentSpec | Mapping[str, Any], grid: Mapping[str, Sequence
     return list(distinct.values())
 
 
+def without_effect(keys: Iterable[str], points: Sequence[ExperimentSpec]) -> list[str]:
+    """Those of the dotted keys that none of a grid's points kept, because its system or kind of run ignores them."""
+    kept = {key for point in points for key, _ in _leaves(point.model_dump(exclude_unset=True))}
+    return [key for key in keys if key not in kept]
+
+
 @lru_cache(maxsize=1)
 def experiment_keys() -> tuple[str, ...]:
     """Every dotted key of an experiment, policy keys included, in the schema's order."""
@@ -213,6 +219,10 @@ def _ignored(point: ExperimentSpec, policy: PolicySpec) -> frozenset[str]:
     if point.serving is not None:
         ignored |= {f"workload.{key}" for key in WorkloadSpec.model_fields}
         ignored |= ignored_serving_parameters(point.serving)
+        replicas = (point.placement.num_gpus or 0) // point.placement.tensor_parallel
+        apart = point.serving.disaggregation != "none"
+        if replicas <= 1 and (not apart or point.serving.prefill_replicas in (None, 1)):
+            ignored |= {"serving.router"}
     return ignored
 
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import EXIT_INPUT, print_json
-from oasis_sim.request import Request, make_request, read_settings, require_lists
+from oasis_sim.output import EXIT_INPUT, print_json, tell_without_effect
+from oasis_sim.request import Request, make_request, read_settings, require_lists, said
 from oasis_sim.run_points import run_points
 from oasis_sim.settings import Settings, command_line_settings
 from simulator.executors import checked_num_jobs
-from simulator.experiment import expand, resolve
+from simulator.experiment import expand, resolve, without_effect
 from simulator.objective import best_by_system, best_row, nearest_row
 from simulator.specs.experiment import ExperimentSpec
 from simulator.systems import SYSTEMS, get_system
@@ -31,8 +31,9 @@ def compare(
 ) -> int:
     """Simulate, write the run folder and its picture, print the table or one JSON document. Returns the exit code."""
     processes = checked_num_jobs(num_jobs)
-    settings = read_settings(file or str(DEFAULT_GRID)) | command_line_settings(flags, assignments)
-    request, left_out = comparison(settings)
+    own, given = read_settings(file or str(DEFAULT_GRID)), command_line_settings(flags, assignments)
+    request, left_out = comparison(own | given)
+    tell_without_effect(without_effect(said(own if file else {}, given), request.points))
     rows, folder, _ = run_points("compare", request, out, processes, quiet)
     from analysis.report import plot_one
 

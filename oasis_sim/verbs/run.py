@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oasis_sim.interruption import told_on_interruption
-from oasis_sim.output import print_json
+from oasis_sim.output import print_json, tell_without_effect
 from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
@@ -34,6 +34,7 @@ def run(
     if timeline_steps is not None and request.points[0].serving is not None:
         raise InputError("--timeline shows the steps of a closed batch; leave it out or drop the serving section")
     grid = make_grid(request.points)
+    tell_without_effect(request.without_effect)
     start_s = time.perf_counter()
     with run_folder("run", request, grid, out) as folder:
         try:

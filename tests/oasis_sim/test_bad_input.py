@@ -25,6 +25,8 @@ ALWAYS = [
     (["--fetch-cap", "0.1", "--set", "policy.fetch_cap=0.2"], "by --set policy.fetch_cap and by --fetch-cap"),
     (["--set", "seed=1", "--set", "seed=2"], "--set seed is given twice"),
     (["--fetch-cap", ""], "empty value"),
+    (["--out", ""], "the path is empty; give a name"),
+    (["--out", " "], "the path is empty; give a name"),
     (["--block-size", "0"], "policy.block_size_tokens"),
     (["--block-size", "16.5"], "policy.block_size_tokens"),
     (["--block-size", "24"], "24 is not recorded"),

@@ -46,6 +46,16 @@ def test_a_sweep_has_the_same_bytes_at_any_number_of_processes(tmp_path, capsys)
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
+def test_a_sweep_of_rates_is_resumed_from_its_points(tmp_path, capsys):
+    keys = [*KEYS, "serving.rate_per_s=10,400"]
+    rows = []
+    for _ in range(2):
+        assert sweep(None, {"--system": ["dense"]}, keys, str(tmp_path / "r"), True, True, num_jobs=1) == 0
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+    assert rows[0] == rows[1]
+    assert [row["overloaded"] for row in rows[0]] == [False, True]
+
+
 def test_a_refused_run_leaves_nothing(tmp_path):
     file = tmp_path / "requests.csv"
     file.write_text("arrival_s,prompt_tokens,output_tokens\n0,900000,10\n")
@@ -61,3 +71,43 @@ def test_the_written_config_asks_for_the_same_run(tmp_path, capsys):
         assert run(file, {}, [] if file else [*KEYS, "serving.rate_per_s=20"], str(tmp_path / out), True, True) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["point_key"] == second["point_key"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys", "named"),
+    [
+        ({"--batch-size": ["4"]}, [], "workload.batch_size"),
+        ({}, ["serving.prefill_replicas=3"], "serving.prefill_replicas"),
+        ({}, ["serving.router=least-loaded"], "serving.router"),
+        ({}, ["serving.prefix_host_tokens=64", "serving.lengths=reasoning"], "prefix_host_tokens, serving.lengths"),
+        ({"--system": ["dense"]}, ["policy.fetch_cap=0.5"], "policy.fetch_cap"),
+        ({}, ["serving.burstiness_cv=2"], "serving.burstiness_cv"),
+    ],
+)
+def test_what_is_given_in_vain_is_named(tmp_path, capsys, flags, keys, named):
+    assert run(None, flags, [*KEYS, "serving.rate_per_s=20", *keys], str(tmp_path / "r"), True, True) == 0
+    error = capsys.readouterr().err
+    assert error.startswith("no effect on any point, so left out: ")
+    assert error.endswith(f"{named}\n")
+    assert error.count("\n") == 1
+
+
+def test_a_request_file_leaves_drawn_lengths_without_effect(tmp_path, capsys):
+    file = tmp_path / "requests.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,900,10\n")
+    keys = ["model=Qwen3-0.6B", f"serving.requests={file}", "serving.prompt_tokens=8", "serving.lengths=reasoning"]
+    assert run(None, {}, keys, str(tmp_path / "r"), True, True) == 0
+    assert capsys.readouterr().err == ("no effect on any point, so left out: serving.prompt_tokens, serving.lengths\n")
+
+
+def test_what_some_point_looks_at_and_defaults_of_a_file_are_not_named(tmp_path, capsys):
+    keys = [*KEYS, "serving.rate_per_s=20", "policy.fetch_cap=0.5", "serving.disaggregation=none,pull"]
+    flags = {"--system": ["dense,oasiskv"]}
+    both = [*keys[:-1], "serving.prefill_replicas=2", "placement.num_gpus=2", "serving.router=least-loaded"]
+    assert sweep(None, flags, both, str(tmp_path / "a"), True, True, num_jobs=1) == 0
+    assert capsys.readouterr().err.endswith("left out: serving.prefill_replicas\n")
+    assert sweep(str(tmp_path / "a" / "config.yaml"), {}, [], str(tmp_path / "b"), True, True, num_jobs=1) == 0
+    assert capsys.readouterr().err.endswith("left out: serving.prefill_replicas\n")
+    assert sweep(None, {"--system": ["oasiskv"]}, [*keys, "serving.prefill_replicas=2"], str(tmp_path / "c"), True,
+                 True, num_jobs=1) == 0  # fmt: skip
+    assert capsys.readouterr().err == ""

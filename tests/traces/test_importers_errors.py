@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -130,13 +133,22 @@ def test_a_stream_yields_what_precedes_the_fault(tmp_path: Path) -> None:
         ("header.csv", b"arrival_s,prompt_tokens,output_tokens\n", "no requests"),
         ("empty.jsonl", b"\n\n", "no requests"),
         ("binary.csv", b"arrival_s,prompt_tokens,output_tokens\n1,2,\xff\xfe\n", "not UTF-8 text"),
+        ("first.csv", b"\xff\xfe\n", "first.csv: not UTF-8 text"),
+        (
+            "requests.csv.gz",
+            gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n0,1,1\n"),
+            "requests.csv.gz: compressed by gzip",
+        ),
+        ("requests.jsonl", gzip.compress(b"{}\n"), "requests.jsonl: compressed by gzip, which is not read; unpack"),
+        ("requests.csv", bz2.compress(b"x"), "compressed by bzip2"),
+        ("requests.jsonl", lzma.compress(b"x"), "compressed by xz"),
         ("binary.jsonl", b'{"arrival_s": 1, "prompt_tokens": 1, "output_tokens": 1}\n\xff\n', "not UTF-8 text"),
     ],
 )
 def test_files_without_a_request_or_text(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(InputError, match=f"{name}.*{problem}"):
+    with pytest.raises(InputError, match=problem if name in problem else f"{name}.*{problem}"):
         load_workload(path)
 
 

@@ -16,6 +16,16 @@ from traces.errors import InputError
 LARGEST_COUNT = 2**62
 """Counts and ids beyond this cannot be held in int64 arrays with room to add them up."""
 
+PACKED = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet",
+}
+"""First bytes of what request files come packed in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -117,7 +127,7 @@ def csv_rows(path: Path) -> Iterator[Row]:
         except csv.Error as problem:
             raise InputError(f"{path}, line {reader.line_num}: not comma-separated text: {problem}") from None
         except UnicodeDecodeError:
-            raise InputError(f"{path}, after line {reader.line_num}: not UTF-8 text") from None
+            raise _not_text(path, reader.line_num) from None
 
 
 def jsonl_rows(path: Path) -> Iterator[Row]:
@@ -136,7 +146,7 @@ def jsonl_rows(path: Path) -> Iterator[Row]:
                     raise InputError(f"{path}, line {line}: expected a JSON object, got {_shown(fields)}")
                 yield Row(str(path), line, fields)
         except UnicodeDecodeError:
-            raise InputError(f"{path}, after line {line}: not UTF-8 text") from None
+            raise _not_text(path, line) from None
 
 
 @contextmanager
@@ -147,6 +157,16 @@ def _text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
         raise InputError(f"{path}: cannot be read: {problem.strerror}") from None
     with handle:
         yield handle
+
+
+def _not_text(path: Path, line: int) -> InputError:
+    """What a file that is no text is, by its first bytes; else after which line the text ends."""
+    with path.open("rb") as handle:
+        first = handle.read(max(map(len, PACKED)))
+    for magic, kind in PACKED.items():
+        if first.startswith(magic):
+            return InputError(f"{path}: {kind}, which is not read; unpack it to CSV or JSONL text first")
+    return InputError(f"{path}{f', after line {line}' if line else ''}: not UTF-8 text")
 
 
 def _shown(value: object) -> str:
