@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from traces.mass import coarsen_levels, quantise_mass
 from traces.pack import pack
 from traces.reader import Trace, open_trace
 from traces.schema import BlockSizeAttributes, GroupAttributes, masked_rows, recorded_layers
+from traces.staging import staged
 from traces.writer import StepRecord, TraceWriter
 
 BLOCK_SIZE_TOKENS, NUM_LAYERS, MAX_RANKED_BLOCKS = 16, 8, 64
@@ -46,16 +46,17 @@ def pack_compact(
         raise InputError(f"{target}: exists already")
     if not target.absolute().parent.is_dir():
         raise InputError(f"{target}: the folder {target.absolute().parent} does not exist")
-    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as scratch:
+    with staged(target) as unfinished:
         note = f"compact copy of content hash {trace.content_hash}"
         notes = " ".join(part for part in (trace.attrs.provenance.notes, note) if part)
         provenance = trace.attrs.provenance.model_copy(update={"notes": notes})
-        folder = Path(scratch) / "compact.zarr"
-        with TraceWriter(folder, trace.attrs.model_copy(update={"provenance": provenance})) as writer:
+        folder = unfinished.with_name("compact.zarr")
+        with TraceWriter(folder, trace.attrs.model_copy(update={"provenance": provenance}), target=target) as writer:
             for group in _groups(trace):
                 block = _block(group, block_size_tokens, layers, max_ranked_blocks, draft_sets, keep)
                 _write(writer, group, block_size_tokens, block)
-        return pack(folder, target)
+        pack(folder, unfinished)
+    return target
 
 
 def _groups(trace: Trace) -> list[FileGroup]:

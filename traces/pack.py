@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 
 from traces.errors import InputError, TraceError
 from traces.reader import open_trace
+from traces.staging import staged
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -26,21 +25,16 @@ def pack(folder: Path, target: Path | None = None, *, overwrite: bool = False) -
     target = target or folder.with_name(folder.name + ".zip")
     if target.exists() and not overwrite:
         raise InputError(f"{target}: exists already")
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(".tmp")):
-                entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
-                entry.external_attr = 0o644 << 16
-                entry.compress_type = zipfile.ZIP_DEFLATED if path.suffix == ".json" else zipfile.ZIP_STORED
-                archive.writestr(entry, path.read_bytes())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"{target}: the folder {target.absolute().parent} does not exist")
+    with staged(target) as unfinished:
+        try:
+            with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
+                for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(".tmp")):
+                    entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
+                    entry.external_attr = 0o644 << 16
+                    entry.compress_type = zipfile.ZIP_DEFLATED if path.suffix == ".json" else zipfile.ZIP_STORED
+                    archive.writestr(entry, path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{target}: cannot be written: {error.strerror}") from error
     return target

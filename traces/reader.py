@@ -56,7 +56,7 @@ def open_trace(path: str | Path) -> Trace:
         _check_size(store, name, attributes, group)
         groups[name] = FileGroup(store, name, attributes, group)
     if not groups:
-        raise TraceError(store.file, "", "holds no recorded steps")
+        raise TraceError(store.file, "", "holds no recorded steps: writing it did not get so far, it may be removed")
     return Trace(store.file, attributes, groups)
 
 

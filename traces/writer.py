@@ -51,10 +51,18 @@ class GroupWriter:
     """Streams one request's steps. Get it from `TraceWriter.group`."""
 
     def __init__(
-        self, root: Path, name: str, trace: TraceAttributes, attributes: GroupAttributes, zstd_level: int
+        self,
+        root: Path,
+        name: str,
+        trace: TraceAttributes,
+        attributes: GroupAttributes,
+        zstd_level: int,
+        target: Path | None = None,
     ) -> None:
         self.name, self.attributes = name, attributes
         self._folder, self._trace = root / name, trace
+        self._target = target
+        self._shown = (target or root) / name
         self._layouts = array_layouts(trace.model, attributes)
         self._hasher = ContentHasher()
         self._steps: list[StepRecord] = []
@@ -70,7 +78,7 @@ class GroupWriter:
                 for key, layout in self._layouts.items()
             }
         except OSError as error:
-            raise InputError(f"{self._folder}: cannot be created: {error.strerror}") from error
+            raise InputError(f"{self._shown}: cannot be created: {error.strerror}") from error
 
     def write_prompt(self, masses: Mapping[tuple[int, str], NDArray[np.uint8]]) -> None:
         """Write what is known before the first step: by (block size, `prefill_mass` or `prompt_window_mass`), levels
@@ -122,8 +130,8 @@ class GroupWriter:
         try:
             self._arrays[key][start : start + len(rows)] = rows
         except OSError as error:
-            where, safe = f"{self._folder}/{key}", self.attributes.steps_written
-            raise InputError(f"{where}: cannot be written: {error.strerror}; {safe} steps are safe") from error
+            kept = f"{self.attributes.steps_written} steps are safe" if self._target is None else "nothing is kept"
+            raise InputError(f"{self._shown}/{key}: cannot be written: {error.strerror}; {kept}") from error
 
     def _encode(self) -> dict[str, NDArray[Any]]:
         steps = self._steps
@@ -216,28 +224,33 @@ class GroupWriter:
         try:
             _write_group_json(self._folder, {"group": self.attributes.model_dump(mode="json", exclude_none=True)})
         except OSError as error:
-            raise InputError(f"{self._folder}/zarr.json: cannot be written: {error.strerror}") from error
+            raise InputError(f"{self._shown}/zarr.json: cannot be written: {error.strerror}") from error
 
 
 class TraceWriter:
-    """Creates a trace folder. Raises InputError where `path` exists and is not an empty folder."""
+    """Creates a trace folder. Raises InputError where `path` exists and is not an empty folder.
 
-    def __init__(self, path: Path, attributes: TraceAttributes, *, zstd_level: int = _ZSTD_LEVEL) -> None:
+    target: where the caller moves the trace once it is whole (`traces.staging`); faults name it. None: it stays.
+    """
+
+    def __init__(
+        self, path: Path, attributes: TraceAttributes, *, zstd_level: int = _ZSTD_LEVEL, target: Path | None = None
+    ) -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path}: exists already; a recording does not overwrite")
-        self.path, self.attributes, self._zstd_level = path, attributes, zstd_level
+        self.path, self.attributes, self._zstd_level, self._target = path, attributes, zstd_level, target
         self._groups: list[GroupWriter] = []
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{path}: cannot be created: {error.strerror}") from error
+            raise InputError(f"{target or path}: cannot be created: {error.strerror}") from error
         _write_group_json(path, {"trace": attributes.model_dump(mode="json", exclude_none=True)})
 
     def group(self, name: str, attributes: GroupAttributes) -> GroupWriter:
         """Start a request's group; `name` becomes a folder."""
         if not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(f"group name '{name}': letters, digits, - and _ only")
-        writer = GroupWriter(self.path, name, self.attributes, attributes, self._zstd_level)
+        writer = GroupWriter(self.path, name, self.attributes, attributes, self._zstd_level, self._target)
         self._groups.append(writer)
         return writer
 

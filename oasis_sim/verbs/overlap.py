@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import whole_numbers
 from oasis_sim.output import print_json
 from traces.catalog import resolve
@@ -46,7 +48,42 @@ def overlap(
     ):
         raise InputError(f"--detail-budget {detail_budget}: none of the traces ranks so much at every step")
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    with told_on_interruption(lambda: _kept(folder)), _made(folder):
+        rows, drawn = _write(names, folder, grid, detail_budget, seed, pictures, quiet)
+    if as_json:
+        print_json({"out": str(folder), "rows": rows, "pictures": [path.name for path in drawn]})
+    else:
+        for path in (*(folder / name for name in rows), *drawn):
+            print(path)
+    return 0
+
+
+def _kept(folder: Path) -> str:
+    tables = [name for name in (OVERLAP, MISSES, CAPS) if (folder / name).exists()]
+    return f"{folder} keeps {', '.join(tables)}" if tables else f"nothing is in {folder}"
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder, which goes again where a fault or an interruption leaves it empty."""
+    new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be made: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            if not any(path.iterdir()):
+                path.rmdir()
+        raise
+
+
+def _write(
+    names: Sequence[str], folder: Path, grid: Grid, detail_budget: int, seed: int, pictures: bool, quiet: bool
+) -> tuple[dict[str, int], list[Path]]:
+    """Rows of each table, and the files of the report."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -73,12 +110,7 @@ def overlap(
 
         say("pictures")
         drawn = write_report(folder, detail_budget)
-    if as_json:
-        print_json({"out": str(folder), "rows": rows, "pictures": [path.name for path in drawn]})
-    else:
-        for path in (*(folder / name for name in rows), *drawn):
-            print(path)
-    return 0
+    return rows, drawn
 
 
 def _write_caps(names: Sequence[str], path: Path, grid: Grid, budget_tokens: int, seed: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from oasis_sim.interruption import told_on_interruption
 from oasis_sim.output import print_json, print_rows
 from traces.catalog import resolve
 from traces.errors import InputError
@@ -63,7 +64,7 @@ def synth(
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), transient=True)
-    with bar:
+    with told_on_interruption(lambda: f"{out} is not written"), bar:
         task = bar.add_task("synthesising", total=num_steps)
         folder = synthesise(
             statistics,
@@ -77,7 +78,8 @@ def synth(
             command=shlex.join(["oasis-sim", *sys.argv[1:]]),
             progress=lambda done, total: bar.update(task, completed=done),
         )
-    rows = _achieved(statistics, folder, num_steps, len(chosen), geometry, context_tokens)
+    with told_on_interruption(lambda: f"{folder} is whole, but not measured back"):
+        rows = _achieved(statistics, folder, num_steps, len(chosen), geometry, context_tokens)
     if as_json:
         effect = _churn_effect(statistics, geometry, len(full_layers)) if statistics.kind == "published" else None
         print_json({"out": str(folder), "source": statistics.source, "churn_effect": effect, "rows": rows})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -55,21 +54,19 @@ def recipe_trace(recipe: Recipe, churn: float | None, model: str, context_tokens
     folder = cache_folder() / "recipe-traces" / cache_key(key)[:32]
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = synthesis.synthesise(
+    try:
+        synthesis.synthesise(
             recipe_statistics(chosen),
             geometry,
             context_tokens,
             recipe.steps,
             SEED,
-            Path(scratch) / "trace",
+            folder,
             layers=sorted({layer % spec.num_layers for layer in recipe.layers}),
         )
-        try:
-            os.rename(made, folder)
-        except OSError:  # made by another process meanwhile
-            shutil.rmtree(made, ignore_errors=True)
+    except InputError:
+        if not folder.is_dir():
+            raise  # else another process has made it meanwhile
     return folder
 
 

@@ -92,3 +92,19 @@ def test_a_shipped_trace_gives_the_rows_that_the_page_keeps(oasis: Oasis) -> Non
         kept, made = pd.read_parquet(FOLDER / file), pd.read_parquet(Path("told") / file)
         kept = kept[kept["trace"] == name].reset_index(drop=True)
         pd.testing.assert_frame_equal(kept, made, check_dtype=False, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("stopped_at", "kept"), [("misses.parquet", ["overlap.parquet"]), ("overlap.parquet", None)])
+def test_an_interruption_keeps_whole_tables_and_no_empty_folder(
+    oasis: Oasis, tiny_trace: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: str, kept: list[str] | None
+) -> None:
+    def stop(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    write = {"misses.parquet": "traces.misses.write_misses", "overlap.parquet": "oasis_sim.verbs.overlap.write_overlap"}
+    monkeypatch.setattr(write[stopped_at], stop)
+    done = oasis("trace", "overlap", str(tiny_trace), "--out", "new/tables", "--quiet", "--detail-budget", "128")
+    said = "new/tables keeps overlap.parquet" if kept else "nothing is in new/tables"
+    assert (done.code, done.out, done.err) == (130, "", f"interrupted: {said}\n")
+    assert Path("new").exists() == (kept is not None)
+    assert kept is None or [path.name for path in Path("new/tables").iterdir()] == kept

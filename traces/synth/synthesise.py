@@ -20,6 +20,7 @@ from traces.schema import (
     Provenance,
     TraceAttributes,
 )
+from traces.staging import staged
 from traces.synth.calibrate import fit_heads
 from traces.synth.kinds import beside_right, draft_kinds
 from traces.synth.process import LayerProcess
@@ -49,7 +50,7 @@ def synthesise(
     command: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write the trace folder `out` and return it. Same arguments, same content hash.
+    """Write the trace folder `out` and return it. Same arguments, same content hash. It appears whole or not at all.
 
     layers: model layers to generate, default all; each takes the statistics of the layer at its relative depth and
     its KV heads those of the source's heads cyclically. max_budget_tokens: M · P, default the larger of context / 8
@@ -79,7 +80,9 @@ def synthesise(
         statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds, command
     )
     processes = _processes(statistics, geometry, chosen, capacity, (context_tokens - 1) // size, seed)
-    with TraceWriter(out, attributes[0], zstd_level=ZSTD_LEVEL) as writer:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: exists already")
+    with staged(out) as unfinished, TraceWriter(unfinished, attributes[0], zstd_level=ZSTD_LEVEL, target=out) as writer:
         group = writer.group(attributes[2], attributes[1])
         for step in range(num_steps):
             kv_len = context_tokens + step
