@@ -20,7 +20,7 @@ from analysis.pareto import draw_pareto
 from analysis.response import draw_response
 from analysis.roofline import draw_roofline
 from analysis.selection import CASE_COLUMNS, CONTEXT_COLUMNS, Case, NotDrawn, split_cases
-from traces.errors import InputError
+from traces.errors import InputError, writing
 
 PLOTS: dict[str, Callable[[Case], Figure]] = {
     "comparison": draw_comparison,
@@ -59,15 +59,11 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
         html = page.render(run, sections, max(0, dropped))
     report_path = (folder if out is None else out) / "report.html"
     written: list[Path] = []
-    try:
-        pictures_folder.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
-            for suffix in formats:
-                path = pictures_folder / f"{picture.name}.{suffix}"
-                written.append(_write(path, picture.renderings[suffix]))
-        _write(report_path, html.encode())
-    except OSError as error:
-        raise InputError(f"{error.filename or pictures_folder}: cannot be written ({error.strerror})") from error
+    for picture in pictures:
+        for suffix in formats:
+            path = pictures_folder / f"{picture.name}.{suffix}"
+            written.append(_write(path, picture.renderings[suffix]))
+    _write(report_path, html.encode())
     return [*written, report_path]
 
 
@@ -96,7 +92,6 @@ def plot_one(folder: Path, name: str) -> list[Path]:
         with suppress(NotDrawn):
             label = _case_label(run, case)
             path = folder / "plots" / (f"{name}--{_slug(label)}.png" if label else f"{name}.png")
-            path.parent.mkdir(exist_ok=True)
             written.append(_write(path, _rendered(PLOTS[name](case), "png")))
     return written
 
@@ -170,7 +165,14 @@ def _rendered(figure: Figure, suffix: str) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> Path:
+    """Write a file, whole or not at all, into a folder that is made for it. Raises WriteError."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     return path

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from traces.errors import InputError
+from traces.errors import InputError, writing
 
 OVERLAP_TOLERANCE_S = 1e-12
 ENGINE_ORDER = ("compute", "side stream", "H2D", "D2H", "gather", "NIC")
@@ -102,11 +102,13 @@ def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:
     """Write `chrome_trace` as JSON, whole or not at all. Raises `InputError` where the path cannot be written."""
     text = json.dumps(chrome_trace(spans), allow_nan=False)
     partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    with writing(path):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _track_rank(track: str) -> tuple[int, str]:

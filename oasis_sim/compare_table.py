@@ -35,7 +35,8 @@ def print_comparison(
     out.print(f"[bold]{first['model']} on {first['hardware']}[/bold], {trace_line(first)}")
     tried = [name for name in swept_parameters(rows) if name not in _OWN_COLUMNS or name == "workload.batch_size"]
     fixed = [name for name in ("workload.context_tokens", "policy.kv_budget_tokens") if name not in tried]
-    out.print(settings(first, fixed) + f"; each system at the best of its {', '.join(map(label, tried))}", style="dim")
+    choice = f"at the best of its {', '.join(map(label, tried))}" if tried else "as it is: nothing to choose from"
+    out.print(f"{settings(first, fixed)}; each system {choice}", style="dim")
     out.print()
     out.print(_table(rows, chosen, best, request.maximize))
     out.print()

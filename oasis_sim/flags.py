@@ -40,6 +40,7 @@ EXPERIMENT_FLAGS = (
 )
 COMPARE_FLAGS = (
     Flag("--systems", "system", "A,B", "Default: all that the trace serves."),
+    Flag("--system", "system", "A,B", "The same as --systems."),
     *(flag for flag in EXPERIMENT_FLAGS if flag.key != "system"),
 )
 REPRODUCE_FLAGS = (

@@ -8,7 +8,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("_flops"):
         return f"{value / 1e12:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@contextmanager
+def told_where_not_written(kept: Callable[[], str]) -> Iterator[None]:
+    """A file that cannot be written is named in one line that says what is kept, too."""
+    from traces.errors import WriteError
+
+    try:
+        yield
+    except WriteError as error:
+        raise WriteError(f"{error}; {kept()}") from error
 
 
 def report_error(error: Exception) -> int:

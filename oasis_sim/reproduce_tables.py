@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from oasis_sim.output import console, number
-from simulator.catalog import load_hardware
+from simulator.catalog import distinct_figures, load_hardware
 from simulator.reproduce.report import TARGET, Need, Result, RowResult, predicted_met
 from simulator.reproduce.table import Experiment
 
@@ -49,7 +49,7 @@ def _print_experiment(out: Console, result: Result, overrides: Mapping[str, Any]
     if experiment.inputs:
         out.print()
         out.print(Padding(_inputs_table(experiment, overrides), (0, 0, 0, 2), expand=False))
-        for line in _catalog_lines(experiment, overrides):
+        for line in catalog_lines(experiment, overrides):
             out.print(Padding(line, (0, 0, 0, 2), expand=False), style="dim")
     if result.effects:
         out.print()
@@ -116,27 +116,14 @@ def _inputs_table(experiment: Experiment, overrides: Mapping[str, Any]) -> Table
     return table
 
 
-def _catalog_lines(experiment: Experiment, overrides: Mapping[str, Any]) -> list[str]:
+def catalog_lines(experiment: Experiment, overrides: Mapping[str, Any]) -> list[str]:
     """How much of the hardware profile nobody measured."""
     name = overrides.get("hardware", experiment.settings.get("hardware"))
     if name is None:
         return []
-    figures = {
-        (figure["value"], figure["source"], bool(figure["assumption"]))
-        for figure in _figures(load_hardware(name).model_dump(mode="json"))
-    }
-    assumed = sum(assumption for _, _, assumption in figures)
+    figures = distinct_figures(load_hardware(name))
+    assumed = sum(figure.assumption for figure in figures)
     return [f"profile {name}: {assumed} of its {len(figures)} figures are assumptions with a reason, none fitted here"]
-
-
-def _figures(node: Any) -> list[Document]:
-    if isinstance(node, dict):
-        if "assumption" in node:
-            return [node]
-        node = list(node.values())
-    if isinstance(node, list):
-        return [figure for inner in node for figure in _figures(inner)]
-    return []
 
 
 def _effects_table(result: Result) -> Table:

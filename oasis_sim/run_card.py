@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +26,7 @@ SHOWN_PARAMETERS = [
 ]
 
 
-def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
+def print_card(row: Row, point: ExperimentSpec, folder: Path, again: str) -> None:
     """One point for a person: what it is, how fast, what binds, where its time goes, what it occupies."""
     out = console()
     out.print(f"[bold]{row['system']}[/bold] · {row['model']} · {row['hardware']} · {trace_line(row)}")
@@ -52,7 +52,7 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
         out.print(f"  {speculation(row)}")
     out.print()
     out.print(breakdown_table(row))
-    out.print(f"written to {folder}; next: [bold]oasis-sim sweep --system {shlex.quote(row['system'])}[/bold]")
+    out.print(f"written to {folder}; next: [bold]{escape(again)}[/bold]", soft_wrap=True)
 
 
 def speculation(row: Row) -> str:

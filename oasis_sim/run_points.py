@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oasis_sim.interruption import points_kept, told_on_interruption
-from oasis_sim.output import tell_without_effect
+from oasis_sim.output import tell_without_effect, told_where_not_written
 from oasis_sim.progress import PointProgress
 from oasis_sim.request import Request
 from oasis_sim.run_folder import run_folder
@@ -25,9 +25,14 @@ def run_points(
     grid = make_grid(request.points)
     tell_without_effect(request.without_effect)
     start_s = time.perf_counter()
+
+    def kept() -> str:
+        return points_kept(len(folder.rows), len(grid.points), folder.path)
+
     with (
         run_folder(verb, request, grid, out) as folder,
-        told_on_interruption(lambda: points_kept(len(folder.rows), len(grid.points), folder.path)),
+        told_on_interruption(kept),
+        told_where_not_written(kept),
     ):
         num_done = sum(row["status"] != "failed" for key, row in folder.rows.items() if key in set(grid.keys))
         with PointProgress(len(grid.points), num_done, quiet) as progress:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -39,7 +40,7 @@ ONLY_APART = ("second_token", "handover")
 NEVER_COLUMNS = {"system", "mapping", "trace_group"}
 
 
-def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
+def print_card(row: Row, point: ExperimentSpec, folder: Path, again: str) -> None:
     """One serving run for a person: who was served how fast, what binds, what it occupies."""
     out = console()
     serving = point.serving
@@ -99,8 +100,10 @@ def print_card(row: Row, point: ExperimentSpec, folder: Path) -> None:
     out.print()
     out.print("Where an iteration's time goes:")
     out.print(breakdown_table({**row, "tpot_mean_s": row["iteration_mean_s"]}))
-    again = "oasis-sim sweep FILE --set serving.rate_per_s=1,2,4"
-    out.print(f"written to {shlex.quote(str(folder))} (requests.parquet: every request); next: [bold]{again}[/bold]")
+    out.print(
+        f"written to {shlex.quote(str(folder))} (requests.parquet: every request); next: [bold]{escape(again)}[/bold]",
+        soft_wrap=True,
+    )
 
 
 def source(point: ExperimentSpec, swept: Sequence[str] = ()) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from simulator.hf_config import load_hf_config
+from simulator.specs.base import Figure, Spec
 from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.validation import unknown_name, validated
@@ -59,6 +61,26 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     if Path(text).suffix in {".yaml", ".yml"}:
         return validated(HardwareSpec, load_yaml(text), text)
     raise unknown_name("hardware", text, hardware_names(), "a path to a profile.yaml")
+
+
+def distinct_figures(profile: HardwareSpec) -> list[Figure]:
+    """The figures of a profile at any depth, in its order; one that stands for several entries (the same value from the
+    same source, e.g. for each pair of kernels) counts once."""
+    found: dict[tuple[float, str, bool], Figure] = {}
+    for figure in _figures(profile):
+        found.setdefault((figure.value, figure.source, figure.assumption), figure)
+    return list(found.values())
+
+
+def _figures(node: object) -> Iterator[Figure]:
+    if isinstance(node, Figure):
+        yield node
+    elif isinstance(node, Spec):
+        for name in type(node).model_fields:
+            yield from _figures(getattr(node, name))
+    elif isinstance(node, Mapping | tuple | list):
+        for inner in node.values() if isinstance(node, Mapping) else node:
+            yield from _figures(inner)
 
 
 @lru_cache(maxsize=16)

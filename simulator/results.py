@@ -10,16 +10,18 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import yaml
 
 from simulator.metrics import COLUMNS, METRICS
 from simulator.point_lines import json_line, point_line, read_points
-from traces.errors import InputError
+from traces.errors import InputError, writing
 
 Row = dict[str, Any]
 
@@ -45,7 +47,7 @@ class RunFolder:
         self.rows: dict[str, Row] = {}
         """Finished points of this folder by `point_key`."""
         self._lock: int | None = None
-        self._points: IO[bytes] | None = None
+        self._points: FileIO | None = None
         self._created: list[Path] = []
 
     def __enter__(self) -> Self:
@@ -58,7 +60,7 @@ class RunFolder:
                 self.rows, whole_bytes = read_points(self.path / POINTS)
                 write_atomically(self.path / CONFIG, yaml.safe_dump(dict(self.config), sort_keys=False).encode())
                 self._write_manifest({"state": "unfinished"})
-                self._points = open(self.path / POINTS, "ab")
+                self._points = open(self.path / POINTS, "ab", buffering=0)
                 self._points.truncate(whole_bytes)
             except BaseException:
                 self._release()
@@ -71,14 +73,16 @@ class RunFolder:
         self._release()
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add finished points and wait until they are on the disk."""
+        """Add finished points and wait until they are on the disk. Raises WriteError where it is full: what was torn
+        is dropped when the folder is entered again."""
         assert self._points is not None, "the run folder is not open"
         rows = list(rows)
-        for row in rows:
-            self._points.write(point_line(row))
-            self.rows[row["point_key"]] = row
-        self._points.flush()
-        os.fsync(self._points.fileno())
+        with writing(self.path / POINTS):
+            left = memoryview(b"".join(map(point_line, rows)))
+            while left:
+                left = left[self._points.write(left) :]
+            os.fsync(self._points.fileno())
+        self.rows |= {row["point_key"]: row for row in rows}
 
     def finish(self, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
         """Write `results.parquet` (rows as given: grid order) and the manifest with `summary` added."""
@@ -172,9 +176,8 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
         pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
         pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
     )
-    part = path.with_name(f"{path.name}.part")
-    pq.write_table(table, part)
-    _publish(part, path)
+    with published(path) as part:
+        pq.write_table(table, part)
 
 
 def _column_type(name: str, kinds: set[type]) -> Any:
@@ -191,13 +194,22 @@ def _column_type(name: str, kinds: set[type]) -> Any:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    with published(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def published(path: Path) -> Iterator[Path]:
+    """A file to write inside, renamed into place once its bytes are on the disk: readers see the old one or all of the
+    new. Raises WriteError, leaving the old one, where it cannot be written."""
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    _publish(part, path)
-
-
-def _publish(part: Path, path: Path) -> None:
-    """Rename a written file into place after its bytes are on the disk: readers see the old one or all of the new."""
-    with open(part, "rb") as handle:
-        os.fsync(handle.fileno())
-    os.replace(part, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield part
+            with open(part, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise

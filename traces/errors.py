@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class OasisError(Exception):
     """Base of every expected error. `exit_code` is what the command line exits with."""
@@ -11,6 +16,20 @@ class OasisError(Exception):
 
 class InputError(OasisError):
     """A flag, file, key or value that cannot be used; names the place and the nearest valid choice."""
+
+
+class WriteError(InputError):
+    """A file that cannot be written: a full disk, a folder without permission."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A fault of the file system inside, on the way to `path`, becomes a WriteError that names it."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise WriteError(f"{path}: cannot be written ({reason})") from error
 
 
 class EnvironmentMissing(OasisError):

@@ -46,7 +46,7 @@ def _models() -> list[Row]:
 
 
 def _hardware() -> list[Row]:
-    from simulator.catalog import hardware
+    from simulator.catalog import distinct_figures, hardware
 
     return [
         {
@@ -57,24 +57,11 @@ def _hardware() -> list[Row]:
             "hbm_bytes_per_s": profile.gpu.hbm_bytes_per_s.value,
             "bf16_flops": profile.gpu.bf16_flops.value,
             "h2d_bytes_per_s": profile.link.h2d_bytes_per_s.value,
-            "num_assumptions": sum(figure.assumption for figure in _figures(profile)),
-            "num_figures": len(_figures(profile)),
+            "num_assumptions": sum(figure.assumption for figure in distinct_figures(profile)),
+            "num_figures": len(distinct_figures(profile)),
         }
         for profile in hardware()
     ]
-
-
-def _figures(profile: Any) -> list[Any]:
-    """Every figure of a profile's sections."""
-    from simulator.specs.base import Figure, Spec
-
-    sections = [getattr(profile, name) for name in type(profile).model_fields]
-    found = [section for section in sections if isinstance(section, Figure)]
-    for section in sections:
-        if isinstance(section, Spec) and not isinstance(section, Figure):
-            values = [getattr(section, name) for name in type(section).model_fields]
-            found.extend(value for value in values if isinstance(value, Figure))
-    return found
 
 
 def _systems() -> list[Row]:

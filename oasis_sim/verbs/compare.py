@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.output import EXIT_INPUT, print_json, tell_without_effect
+from oasis_sim.output import EXIT_INPUT, print_json, tell_without_effect, told_where_not_written
 from oasis_sim.request import Request, make_request, read_settings, require_lists, said
 from oasis_sim.run_points import run_points
 from oasis_sim.settings import Settings, command_line_settings
@@ -37,7 +37,8 @@ def compare(
     rows, folder, _ = run_points("compare", request, out, processes, quiet)
     from analysis.report import plot_one
 
-    pictures = plot_one(folder, "comparison")
+    with told_where_not_written(lambda: f"all points stay in {folder}; repeat the command to go on"):
+        pictures = plot_one(folder, "comparison")
     best = best_row(rows, request.maximize)
     chosen = best_by_system(rows, request.maximize)
     if as_json:

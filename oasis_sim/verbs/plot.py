@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oasis_sim.output import told_where_not_written
+
 
 def plot(folder: str, out: str | None, formats: str) -> int:
     """Draw into `folder/plots` (or `out`) and print the path of each file written.
@@ -12,6 +14,8 @@ def plot(folder: str, out: str | None, formats: str) -> int:
     """
     from analysis.report import plot_run
 
-    for path in plot_run(Path(folder), None if out is None else Path(out), formats.split(",")):
+    with told_where_not_written(lambda: f"the points stay in {folder}"):
+        written = plot_run(Path(folder), None if out is None else Path(out), formats.split(","))
+    for path in written:
         print(path)
     return 0

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oasis_sim.interruption import told_on_interruption
-from oasis_sim.output import print_json, tell_without_effect
+from oasis_sim.interruption import points_kept, told_on_interruption
+from oasis_sim.next_command import sweep_around
+from oasis_sim.output import print_json, tell_without_effect, told_where_not_written
 from oasis_sim.progress import RequestProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
@@ -44,11 +45,12 @@ def run(
         except BaseException:
             folder.discard()
             raise
-        if row["point_key"] not in folder.rows:
-            folder.append([row])
-        if timeline_steps is not None:
-            _write_timeline(grid.points[0], timeline_steps, folder.path)
-        folder.finish([row], {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
+        with told_where_not_written(lambda: points_kept(len(folder.rows), 1, folder.path)):
+            if row["point_key"] not in folder.rows:
+                folder.append([row])
+            if timeline_steps is not None:
+                _write_timeline(grid.points[0], timeline_steps, folder.path)
+            folder.finish([row], {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
     if as_json:
         print_json({**row, "out": str(folder.path)})
     else:
@@ -57,7 +59,7 @@ def run(
         else:
             from oasis_sim.run_card import print_card
 
-        print_card(row, request.points[0], folder.path)
+        print_card(row, request.points[0], folder.path, sweep_around(row, request.points[0], file, flags, assignments))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from simulator.serving.request_state import RequestState
 from simulator.serving.work import Batch
+from traces.errors import writing
 
 ROW_GROUP_REQUESTS = 8_192
 COLUMNS = {
@@ -52,17 +54,21 @@ class RequestWriter:
         import pyarrow.parquet as pq
 
         self._schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = pq.ParquetWriter(self._part, self._schema)
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pq.ParquetWriter(self._part, self._schema)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None:
-            self._flush()
-        self._file.close()
-        if error is None:
-            self._part.replace(self.path)
-        else:
+        try:
+            if error is None:
+                self._flush()
+            with suppress(OSError) if error is not None else writing(self.path):
+                self._file.close()
+                if error is None:
+                    self._part.replace(self.path)
+        finally:
+            self._file.is_open = False  # else pyarrow would try again, and complain, as the object goes
             self._part.unlink(missing_ok=True)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -75,7 +81,8 @@ class RequestWriter:
         import pyarrow as pa
 
         if self._rows["request"]:
-            self._file.write_table(pa.Table.from_pydict(self._rows, schema=self._schema))
+            with writing(self.path):
+                self._file.write_table(pa.Table.from_pydict(self._rows, schema=self._schema))
             self._rows = {name: [] for name in COLUMNS}
 
 

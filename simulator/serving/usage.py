@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.results import published
 from simulator.serving.pools import Pool, Pools
 from simulator.serving.scheduler import Scheduler
 
@@ -88,8 +89,6 @@ def write_usage(path: Path, roles: Sequence[tuple[str, Usage, Pools]]) -> None:
         table = np.concatenate([spans, means, np.broadcast_to(limits, (len(spans), 3))], axis=1)
         for name, values in zip(columns, table.T, strict=True):
             columns[name].append(values)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
     joined = {name: pa.array(np.concatenate(values)) for name, values in columns.items()}
-    pq.write_table(pa.table({"role": pa.array(names), **joined}), part)
-    part.replace(path)
+    with published(path) as part:
+        pq.write_table(pa.table({"role": pa.array(names), **joined}), part)

@@ -113,7 +113,7 @@ def test_run_says_what_binds_and_where_time_goes(oasis: Oasis, tiny_trace: Path)
     assert "bound by" in done.out
     assert "exposed wait" in done.out
     assert "an assumption" in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
+    assert max(map(len, done.out.splitlines()[:-1])) <= 100  # the last line is a command, to copy whole
 
 
 GRID = ["--system", "dense,quest,retrieval,oasiskv", "--fetch-cap", "0.1,1", "--block-size", "16,32"]

@@ -48,6 +48,15 @@ def test_screen_has_a_line_per_system_and_names_the_best(oasis, setting, tmp_pat
     assert "Best: " in done.out
 
 
+def test_nothing_to_choose_from_is_said(oasis, tiny_trace, tmp_path):
+    few = ["--trace", str(tiny_trace), "--system", "dense,quest", "--batch-size", "2", "-j", "1", "-q"]
+    done = oasis("compare", *few, "--out", str(tmp_path / "r"))
+    assert done.code == 0, done.err
+    assert "; each system as it is: nothing to choose from\n" in done.out
+    both = oasis("compare", "--systems", "dense", "--system", "quest")
+    assert (both.code, both.err) == (2, "error: system is given by --system and by --systems\n")
+
+
 def test_one_system_has_a_table_and_no_picture(oasis, setting, tmp_path):
     done = oasis("compare", "--systems", "quest", *setting, "--out", str(tmp_path / "r"), "-j", "1", "-q")
     assert done.code == 0, done.err

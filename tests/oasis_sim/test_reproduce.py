@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from oasis_sim.reproduce_tables import catalog_lines
+from simulator.reproduce.table import published
+
 ADMISSION = "disaggregated-admission"
 
 
@@ -57,3 +60,14 @@ def test_bad_input_is_one_line(oasis):
         assert done.code == 2, (arguments, done.out)
         assert text in done.err
         assert len(done.err.strip().splitlines()) == 1
+
+
+def test_the_catalog_and_reproduce_count_the_figures_of_a_profile_alike(oasis):
+    profiles = {row["name"]: row for row in oasis("catalog", "hardware", "--json").document["rows"]}
+    (experiment,) = [one for one in published() if one.name == "many-gpus-long-context"]
+    for name in ("h100-sxm", "h200-sxm-calibrated"):
+        row = profiles[name]
+        assert row["num_figures"] > row["num_assumptions"] > 0
+        (line,) = catalog_lines(experiment, {"hardware": name})
+        counted = f"{row['num_assumptions']} of its {row['num_figures']} figures are assumptions"
+        assert line.startswith(f"profile {name}: {counted}")

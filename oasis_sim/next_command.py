@@ -1,0 +1,47 @@
+"""The sweep around a point that was run: the command with all that the run was given, and one key with a list."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oasis_sim.settings import command_line_settings
+from simulator.specs.experiment import ExperimentSpec
+
+FETCH_CAPS, BATCH_SIZES, RATES_PER_S = "0.02,0.05,0.1,1", "16,32,64,128", "1,2,4"
+"""Lists for a run whose file has one value of everything; the first two are of the default grids."""
+
+
+def sweep_around(
+    row: Mapping[str, Any],
+    point: ExperimentSpec,
+    file: str | None,
+    flags: Mapping[str, Sequence[str]],
+    assignments: Sequence[str],
+) -> str:
+    """Without a file and serving keys what is not given is swept as by default; else one key gets a list.
+
+    The name of the run is left out: it names the folder that holds it.
+    """
+    chosen = {flag: list(texts) for flag, texts in flags.items()}
+    keys = {key.strip(): text for key, _, text in (one.partition("=") for one in assignments)}
+    keys.pop("name", None)
+    if file is not None and point.name is not None:
+        keys["name"] = "null"
+    if point.serving is not None:
+        if point.serving.requests is None:
+            keys["serving.arrivals"] = "gamma" if point.serving.arrivals == "gamma" else "poisson"
+        keys["serving.rate_per_s"] = RATES_PER_S
+    elif file is not None:
+        flag, key, values = "--fetch-cap", "policy.fetch_cap", FETCH_CAPS
+        if row.get(key) is None:
+            flag, key, values = "--batch-size", "workload.batch_size", BATCH_SIZES
+        keys.pop(key, None)
+        chosen[flag] = [values]
+    elif "system" not in command_line_settings(flags, assignments):
+        chosen = {"--system": [row["system"]], **chosen}
+    words = ["oasis-sim", "sweep", *([] if file is None else [file])]
+    words += [word for flag, texts in chosen.items() for text in texts for word in (flag, text)]
+    words += [word for key, text in keys.items() for word in ("--set", f"{key}={text}")]
+    return shlex.join(words)
