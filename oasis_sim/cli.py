@@ -55,7 +55,7 @@ def run(
     set_: Set = None,
     out: Out = None,
     timeline: Annotated[
-        int | None, typer.Option("--timeline", metavar="STEPS", help="Also write timeline.json of the first steps.")
+        int | None, typer.Option("--timeline", metavar="STEPS", help="Also write timeline.json of so many first steps.")
     ] = None,
     json: Json = False,
     quiet: Quiet = False,

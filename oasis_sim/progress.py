@@ -75,3 +75,23 @@ class RequestProgress:
         self.served = f"{num_done:,} of {num_requests:,} requests had been served"
         if num_done % self.EVERY == 0:
             self._bar.update(self._task, description="serving", completed=num_done, total=num_requests)
+
+
+class StepProgress:
+    """The same for the steps of a timeline."""
+
+    def __init__(self, num_steps: int, quiet: bool) -> None:
+        self._quiet, self._num_steps, self._bar = quiet, num_steps, _bar("steps", quiet)
+
+    def __enter__(self) -> Self:
+        if not self._quiet and not sys.stderr.isatty():
+            print(f"timeline of {self._num_steps:,} steps", file=sys.stderr)
+        self._bar.start()
+        self._task = self._bar.add_task("timeline", total=self._num_steps)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def update(self, num_done: int) -> None:
+        self._bar.update(self._task, completed=num_done)

@@ -175,10 +175,13 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
     )
 
 
-def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
+def timeline_records(
+    experiment: ExperimentSpec, num_steps: int, on_step: Callable[[int], None] | None = None
+) -> list[Any]:
     """`step_reference.EngineRecord` of every operation of the first GPU's first `num_steps` steps.
 
-    Played on the per-layer reference, with the link share that it has when all of the host transfer.
+    Played on the per-layer reference, with the link share that it has when all of the host transfer. `on_step` hears
+    how many steps are done.
     """
     from simulator.engine_rates import engine_rates
     from simulator.step_reference import StepReference
@@ -192,7 +195,7 @@ def timeline_records(experiment: ExperimentSpec, num_steps: int) -> list[Any]:
     topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement)
     share = SharedLinks.of_runs(topology, runs).begin_all()[0]
     rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas, workload.batch_size)
-    return StepReference(runs[0].rules, runs[0].work, rates, share).play().records
+    return StepReference(runs[0].rules, runs[0].work, rates, share).play(on_step).records
 
 
 def run_works(point: ResolvedExperiment, demands: Sequence[Demand]) -> list[Any]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import simpy
@@ -53,6 +53,7 @@ class StepReference:
         self.step_s = np.zeros(self.num_steps)
         self.parts_s = np.zeros((self.num_steps, at.NUM_PARTS))
         self.records: list[EngineRecord] = []
+        self.on_step: Callable[[int], object] = lambda num_done: None
         self.qkv, self.selected, self.attention, self.planned, self.first, self.prefetched, self.written = (
             Flags(self.env) for _ in range(7)
         )
@@ -60,7 +61,9 @@ class StepReference:
         self.link = TransferQueues(self.engines, H, self._record)
         self.remote = TransferQueues(self.engines, R, self._record)
 
-    def play(self) -> StepReference:
+    def play(self, on_step: Callable[[int], None] | None = None) -> StepReference:
+        """Run to the end of the last step; `on_step` hears how many steps are done."""
+        self.on_step = on_step or self.on_step
         self.env.run(until=self.start())
         return self
 
@@ -89,6 +92,7 @@ class StepReference:
             for phase in (at.LM_HEAD, at.OTHER):
                 yield from self._phase(t, -1, phase, self.work.durations_s[t, phase])
             self.step_s[t] = self.env.now - start
+            self.on_step(t + 1)
 
     def _phase(self, t: int, layer: int, phase: int, work_s: float) -> Process:
         start = self.env.now

@@ -9,7 +9,7 @@ from pathlib import Path
 from oasis_sim.interruption import points_kept, told_on_interruption
 from oasis_sim.next_command import sweep_around
 from oasis_sim.output import print_json, tell_without_effect, told_where_not_written
-from oasis_sim.progress import RequestProgress
+from oasis_sim.progress import RequestProgress, StepProgress
 from oasis_sim.request import one_point
 from oasis_sim.run_folder import run_folder
 from simulator.provenance import utc_now
@@ -34,6 +34,11 @@ def run(
     request = one_point(file, flags, assignments)
     if timeline_steps is not None and request.points[0].serving is not None:
         raise InputError("--timeline shows the steps of a closed batch; leave it out or drop the serving section")
+    num_steps = request.points[0].workload.output_tokens
+    if timeline_steps is not None and timeline_steps > num_steps:
+        raise InputError(
+            f"--timeline {timeline_steps}: this run decodes {num_steps} steps (workload.output_tokens), so at most that"
+        )
     grid = make_grid(request.points)
     tell_without_effect(request.without_effect)
     start_s = time.perf_counter()
@@ -49,7 +54,7 @@ def run(
             if row["point_key"] not in folder.rows:
                 folder.append([row])
             if timeline_steps is not None:
-                _write_timeline(grid.points[0], timeline_steps, folder.path)
+                _write_timeline(grid.points[0], timeline_steps, folder.path, quiet)
             folder.finish([row], {"finished": utc_now(), "wall_s": round(time.perf_counter() - start_s, 3)})
     if as_json:
         print_json({**row, "out": str(folder.path)})
@@ -72,9 +77,12 @@ def _simulate(point: ExperimentSpec, folder: Path, quiet: bool) -> Row:
         return point_row(point, folder / REQUESTS, folder / USAGE, progress.update)
 
 
-def _write_timeline(point: ExperimentSpec, num_steps: int, folder: Path) -> None:
+def _write_timeline(point: ExperimentSpec, num_steps: int, folder: Path, quiet: bool) -> None:
     """`timeline.json` of the first GPU's first steps, from the per-layer reference."""
     from analysis.timeline_export import spans_from_records, write_chrome_trace
     from simulator.points import timeline_records
 
-    write_chrome_trace(folder / "timeline.json", spans_from_records(timeline_records(point, num_steps)))
+    kept = f"the point stays in {folder}, without its timeline; repeat the command to go on"
+    with told_on_interruption(lambda: kept), StepProgress(num_steps, quiet) as progress:
+        spans = spans_from_records(timeline_records(point, num_steps, progress.update))
+        write_chrome_trace(folder / "timeline.json", spans)
