@@ -14,6 +14,8 @@ from analysis.load import Run, read_table
 from simulator.serving.offered import RATE
 
 Kind = Literal["requests", "usage"]
+ALIKE = 0.995
+"""Share of the best figure from which a point is as good: three digits do not tell them apart."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class PointFile:
     setting: str
     """Empty where systems alone differ."""
     table: pd.DataFrame
+    is_best: bool = False
+    """One of the points with the most requests within the SLO a second."""
+
+
+def best_points(ok: pd.DataFrame) -> list[Any]:
+    """Index of the points with the most requests within the SLO a second, ties included; those that are overloaded
+    only where all are."""
+    keeping = ok[~ok["overloaded"].eq(True)]
+    goodput = (ok if keeping.empty else keeping)["goodput_requests_per_s"]
+    return list(goodput.index[goodput >= ALIKE * goodput.max()])
 
 
 def point_files(run: Run, kind: Kind, columns: Sequence[str]) -> list[PointFile]:
@@ -31,11 +43,13 @@ def point_files(run: Run, kind: Kind, columns: Sequence[str]) -> list[PointFile]
     ok = run.results[run.results["status"] == "ok"]
     varied = [c for c in ok.columns if ("." in c or c in ("model", "hardware", "trace")) and ok[c].nunique() > 1]
     found = []
-    for _, row in ok.iterrows():
+    best = set(best_points(ok))
+    for index, row in ok.iterrows():
         path = point_file(run, kind, row)
         if path is not None:
             given = [f"{short(c)} {style.value_text(row[c])}" for c in varied if pd.notna(row[c])]
-            found.append(PointFile(str(row["system"]), ", ".join(given), read_table(path, columns, f"a {kind} file")))
+            table = read_table(path, columns, f"a {kind} file")
+            found.append(PointFile(str(row["system"]), ", ".join(given), table, index in best))
     return found
 
 
@@ -44,13 +58,22 @@ def point_file(run: Run, kind: Kind, row: pd.Series[Any]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def some_settings(files: Sequence[PointFile], most: int) -> tuple[list[str], int]:
-    """At most `most` of the settings, evenly from the first to the last, and how many are left out."""
+def some_settings(files: Sequence[PointFile], most: int) -> tuple[list[str], list[str]]:
+    """At most `most` of the settings, that of the best point first, then evenly from the first to the last; and those
+    that are left out."""
     settings = list(dict.fromkeys(file.setting for file in files))
-    if len(settings) <= most:
-        return settings, 0
-    chosen = sorted({round(i * (len(settings) - 1) / (most - 1)) for i in range(most)})
-    return [settings[i] for i in chosen], len(settings) - len(chosen)
+    best = next((file.setting for file in files if file.is_best), settings[0])
+    others = [setting for setting in settings if setting != best]
+    room = most - 1
+    if len(others) > room:
+        others = [others[i] for i in sorted({round(i * (len(others) - 1) / max(1, room - 1)) for i in range(room)})]
+    chosen = [best, *others]
+    return chosen, [setting for setting in settings if setting not in chosen]
+
+
+def not_drawn(settings: Sequence[str]) -> list[str]:
+    """The note that names settings which are left out."""
+    return [f"Not drawn: {'; '.join(settings)}."] if settings else []
 
 
 def short(column: str) -> str:

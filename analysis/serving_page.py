@@ -11,12 +11,10 @@ import pandas as pd
 from analysis import page, style
 from analysis.load import Run
 from analysis.selection import swept_parameters
-from analysis.serving_files import short
+from analysis.serving_files import best_points, short
 from analysis.serving_plots import as_rows, subtitle
 from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
-ALIKE = 0.995
-"""Share of the best figure from which a point is as good: three digits do not tell them apart."""
 MOST_NAMED = 6
 TABLE_METRICS = (
     ("slo_attainment", "in SLO (%)", 100.0),
@@ -56,7 +54,7 @@ def explain(run: Run) -> list[str]:
     ok = run.results[run.results["status"] == "ok"]
     if ok.empty:
         return ["No point ran: " + "; ".join(sorted({str(error) for error in run.results["error"]})) + "."]
-    best = _best(ok)
+    best = best_points(ok)
     first = ok.loc[best[0]]
     overload = overload_line(as_rows(ok))
     lines = [overload] if overload is not None and ok["overloaded"].eq(True).all() else []
@@ -100,14 +98,6 @@ def _rates(ok: pd.DataFrame) -> str:
     )
 
 
-def _best(ok: pd.DataFrame) -> list[Any]:
-    """Index of the points with the most requests within the SLO a second, ties included; those that are overloaded
-    only where all are."""
-    keeping = ok[~ok["overloaded"].eq(True)]
-    goodput = (ok if keeping.empty else keeping)["goodput_requests_per_s"]
-    return list(goodput.index[goodput >= ALIKE * goodput.max()])
-
-
 def _named(run: Run, ok: pd.DataFrame, indices: Sequence[Any]) -> str:
     names = [_described(run, ok.loc[index]) for index in indices[:MOST_NAMED]]
     if len(indices) == 1:
@@ -129,7 +119,7 @@ def _table(run: Run) -> str:
     headings = ["system", *map(short, swept), *(heading for _, heading, _ in metrics), "bound", "status"]
     lines = ["<table><tr>" + "".join(f"<th>{escape(h)}</th>" for h in headings) + "</tr>"]
     ok = rows[rows["status"] == "ok"]
-    best = [] if ok.empty else _best(ok)
+    best = [] if ok.empty else best_points(ok)
     for index, row in rows.iterrows():
         cells = [str(row["system"]), *(style.value_text(row[c]) for c in swept)]
         cells += [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from matplotlib.lines import Line2D
 from analysis import style
 from analysis.load import Run
 from analysis.selection import NotDrawn
-from analysis.serving_files import point_files, some_settings
+from analysis.serving_files import PointFile, not_drawn, point_files, some_settings
 from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Settings in one picture of distributions; more cannot be told apart."""
+LINE_WIDTHS = (2.2, 1.5, 1.2)
+"""The first is below the others and shows between their dashes."""
 
 
 def is_serving(run: Run) -> bool:
@@ -109,12 +111,13 @@ def draw_latencies(run: Run) -> Figure:
     for file in files:
         if file.setting not in settings:
             continue
-        dashes = LINE_STYLES[settings.index(file.setting)]
+        order = settings.index(file.setting)
+        dashes, width = LINE_STYLES[order], LINE_WIDTHS[order]
         for axes, column, scale in zip(panels, ("ttft_s", "tpot_s"), (1.0, 1e3), strict=True):
             finished = file.table.loc[file.table["status"] == "ok", column]
             values = np.sort(finished.dropna().to_numpy()) * scale
             share = np.arange(1, len(values) + 1) / max(1, len(values)) * 100
-            axes.step(values, share, where="post", color=looks[file.system].color, ls=dashes, lw=1.2)
+            axes.step(values, share, where="post", color=looks[file.system].color, ls=dashes, lw=width)
     panels[0].set_xscale("log")
     style.plain_log(panels[0].xaxis)
     panels[0].set_xlabel("time to first token (s)")
@@ -127,9 +130,26 @@ def draw_latencies(run: Run) -> Figure:
     if settings != [""]:
         shown = zip(settings, LINE_STYLES, strict=False)
         handles += [Line2D([], [], color=style.QUIET, ls=dashes, lw=1.2, label=text) for text, dashes in shown]
-    notes = [f"{left_out} more setting(s) are not drawn."] if left_out else []
+    notes = [*coinciding([file for file in files if file.setting in settings]), *not_drawn(left_out)]
     style.frame_figure(figure, "How latencies are distributed over requests", subtitle(run), notes, handles, 5)
     return figure
+
+
+def coinciding(files: Sequence[PointFile]) -> list[str]:
+    """Notes on settings of one system whose lines cannot be told apart, in either panel."""
+    notes = []
+    for name, label in (("ttft_s", "Time to first token"), ("tpot_s", "Time per output token")):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for file in files:
+            times = file.table.loc[file.table["status"] == "ok", name]
+            figures = [f"{times.quantile(share):.3g}" for share in (0.1, 0.5, 0.9, 0.99)]
+            groups.setdefault((file.system, *figures), []).append(file.setting)
+        notes += [
+            f"{label}: lines coincide of {key[0]} at {'; '.join(settings)}."
+            for key, settings in groups.items()
+            if len(settings) > 1
+        ]
+    return notes
 
 
 def _swept_besides(rows: pd.DataFrame) -> list[str]:

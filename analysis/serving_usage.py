@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.load import Run
 from analysis.selection import NotDrawn
-from analysis.serving_files import PointFile, point_files, some_settings
+from analysis.serving_files import PointFile, not_drawn, point_files, some_settings
 from analysis.serving_plots import subtitle
 
 MOST_SETTINGS = 3
@@ -59,11 +59,11 @@ def draw_load(run: Run) -> Figure:
     for axes in panels[-1]:
         axes.set_xlabel("seconds since the start")
     handles = [Line2D([], [], color=look.color, lw=1.6, label=system) for system, look in looks.items()]
-    last = [file for file in files if file.setting == settings[-1]]
+    last = [file for file in files if file.setting == settings[0]]
     peaks = ", ".join(f"{file.system} {_of_decoding(file)['decoding'].max():.0f}" for file in last)
     notes = [f"Means over 1/{MOST_INTERVALS} of the run."]
-    notes += [f"{left_out} more setting(s) are not drawn."] if left_out else []
-    title = f"Requests decoding at once, at most{_at(settings[-1])}: {peaks}"
+    notes += not_drawn(left_out)
+    title = f"Requests decoding at once, at most{_at(settings[0])}: {peaks}"
     style.frame_figure(figure, title, subtitle(run), notes, handles, 5)
     return figure
 

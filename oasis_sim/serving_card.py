@@ -149,6 +149,9 @@ _LEFT_OUT: tuple[frozenset[str], ...] = (
     frozenset({"batch"}),
     frozenset({"batch", "TPOT p99"}),
     frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50"}),
+    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered"}),
+    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up"}),
+    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up", "TTFT p99"}),
 )
 """What a narrow terminal does without, step by step."""
 
@@ -172,9 +175,9 @@ def serving_table(rows: Sequence[Row], left_out: Collection[str] = ()) -> Table:
     if any(row["network_bytes_per_request"] is not None for row in ok):
         results |= {
             "sent first": lambda row: gigabytes(row["admission_network_bytes"]),
-            "sent a request": lambda row: gigabytes(row["network_bytes_per_request"]),
+            "sent all": lambda row: gigabytes(row["network_bytes_per_request"]),
             "handover p50": lambda row: seconds(row["handover_p50_s"]),
-            "2nd token p50": lambda row: seconds(row["second_token_p50_s"]),
+            "2nd token": lambda row: seconds(row["second_token_p50_s"]),
         }
     if all(row["served_share"] is None for row in ok):
         left_out = {*left_out, "offered", "kept up"}

@@ -16,9 +16,9 @@ from analysis.handover_plots import draw_handover
 from analysis.load import load_run
 from analysis.report import plot_run
 from analysis.selection import NotDrawn
-from analysis.serving_files import PointFile, point_files, some_settings
+from analysis.serving_files import PointFile, not_drawn, point_files, some_settings
 from analysis.serving_page import explain
-from analysis.serving_plots import draw_latencies, draw_rates
+from analysis.serving_plots import coinciding, draw_latencies, draw_rates
 from analysis.serving_usage import IN_HBM, MOST_INTERVALS, draw_load, draw_pools
 from oasis_sim.api import sweep
 from traces.errors import InputError
@@ -128,8 +128,8 @@ def test_load_and_pools_over_time_are_the_files(folder):
     files = point_files(run, "usage", ("decoding",))
     assert [file.system for file in files] == ["dense", "dense", "oasiskv", "oasiskv"]
     decoding = [axes for axes in draw_load(run).axes if axes.get_title(loc="left").startswith("decoding")]
-    assert [axes.get_title(loc="left") for axes in decoding] == ["decoding · arrivals/s 5", "decoding · arrivals/s 50"]
-    for axes, file in ((decoding[0], files[0]), (decoding[1], files[1])):
+    assert [axes.get_title(loc="left") for axes in decoding] == ["decoding · arrivals/s 50", "decoding · arrivals/s 5"]
+    for axes, file in ((decoding[0], files[1]), (decoding[1], files[0])):
         steps = axes.patches[0].get_data()
         assert len(steps.values) == MOST_INTERVALS
         drawn = float(steps.values @ np.diff(steps.edges))
@@ -140,10 +140,22 @@ def test_load_and_pools_over_time_are_the_files(folder):
         np.testing.assert_allclose(top, file.table[list(IN_HBM)].sum(axis=1) / 1e9)
 
 
-def test_of_many_settings_the_first_the_last_and_those_between_are_drawn():
-    files = [PointFile("dense", str(number), pd.DataFrame()) for number in range(9)]
-    assert some_settings(files, 3) == (["0", "4", "8"], 6)
-    assert some_settings(files[:3], 3) == (["0", "1", "2"], 0)
+def test_of_many_settings_the_best_is_first_and_those_left_out_are_named():
+    files = [PointFile("dense", str(number), pd.DataFrame(), number == 5) for number in range(9)]
+    assert some_settings(files, 3) == (["5", "0", "8"], ["1", "2", "3", "4", "6", "7"])
+    assert some_settings(files[:3], 3) == (["0", "1", "2"], [])
+    assert some_settings(files[:1], 3) == (["0"], [])
+    assert not_drawn(["1", "2"]) == ["Not drawn: 1; 2."]
+
+
+def test_lines_that_coincide_are_named():
+    tables = [pd.DataFrame({"status": "ok", "ttft_s": [a, 2.0], "tpot_s": a / 9}) for a in (1.0, 1.0001, 1.5)]
+    files = [PointFile("dense", name, table) for name, table in zip("abc", tables, strict=True)]
+    assert coinciding(files) == [
+        "Time to first token: lines coincide of dense at a; b.",
+        "Time per output token: lines coincide of dense at a; b.",
+    ]
+    assert coinciding(files[1:]) == []
 
 
 def test_one_rate_has_no_curve_over_rates(tmp_path):

@@ -56,6 +56,15 @@ def test_a_sweep_of_rates_is_resumed_from_its_points(tmp_path, capsys):
     assert [row["overloaded"] for row in rows[0]] == [False, True]
 
 
+def test_the_table_of_prefill_elsewhere_shows_what_modes_differ_in(tmp_path, capsys):
+    keys = [*KEYS, "serving.rate_per_s=20", "serving.disaggregation=full-push,layer-push,first-set,pull"]
+    assert sweep(None, {"--system": ["oasiskv"]}, keys, str(tmp_path / "r"), False, True, num_jobs=1) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for title in ("handover", "2nd", "sent"):
+        assert title in out
+
+
 def test_a_refused_run_leaves_nothing(tmp_path):
     file = tmp_path / "requests.csv"
     file.write_text("arrival_s,prompt_tokens,output_tokens\n0,900000,10\n")
