@@ -9,8 +9,10 @@ from typing import Any
 from oasis_sim.settings import command_line_settings
 from simulator.specs.experiment import ExperimentSpec
 
-FETCH_CAPS, BATCH_SIZES, RATES_PER_S = "0.02,0.05,0.1,1", "16,32,64,128", "1,2,4"
-"""Lists for a run whose file has one value of everything; the first two are of the default grids."""
+FETCH_CAPS, BATCH_SIZES = "0.02,0.05,0.1,1", "16,32,64,128"
+"""Lists for a run whose file has one value of everything, of the default grids."""
+OF_SERVED = (0.5, 1.0, 2.0)
+"""Arrival rates of a serving run, as shares of what the run finished a second: all at once, that is what it can."""
 
 
 def sweep_around(
@@ -32,7 +34,8 @@ def sweep_around(
     if point.serving is not None:
         if point.serving.requests is None:
             keys["serving.arrivals"] = "gamma" if point.serving.arrivals == "gamma" else "poisson"
-        keys["serving.rate_per_s"] = RATES_PER_S
+        rates = (float(f"{share * row['requests_per_s']:.2g}") for share in OF_SERVED)
+        keys["serving.rate_per_s"] = ",".join(f"{rate:g}" for rate in rates)
     elif file is not None:
         flag, key, values = "--fetch-cap", "policy.fetch_cap", FETCH_CAPS
         if row.get(key) is None:

@@ -31,6 +31,9 @@ def test_run_writes_every_request_and_prints_a_card(tmp_path, capsys):
     assert table.num_rows == 16
     row = json.loads((tmp_path / "r" / "points.jsonl").read_text())
     assert row["serving.rate_per_s"] == 20.0
+    served = row["requests_per_s"]
+    rates = ",".join(f"{float(f'{share * served:.2g}'):g}" for share in (0.5, 1, 2))
+    assert f"serving.rate_per_s={rates}" in card
     assert row["workload.batch_size"] is None
 
 
