@@ -13,6 +13,7 @@ import pandas as pd
 import yaml
 
 from analysis import style
+from analysis.falling_recall import recall_that_falls
 from analysis.load import Run
 from analysis.selection import (
     Case,
@@ -26,7 +27,6 @@ from analysis.selection import (
     nearest_point,
     swept_parameters,
 )
-from simulator.objective import recall_that_falls
 
 MAX_TABLE_ROWS = 1000
 CAP = "policy.fetch_cap"

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from analysis import style
+from analysis.kept_rates import RATE
 from analysis.load import Run, read_table
-from simulator.serving.offered import RATE
 
 Kind = Literal["requests", "usage"]
 ALIKE = 0.995

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from analysis import page, style
+from analysis.kept_rates import KEPT, RATE, kept_rates, overload_line
 from analysis.load import Run
 from analysis.selection import swept_parameters
 from analysis.serving_files import best_points, short
 from analysis.serving_plots import as_rows, subtitle
-from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
 MOST_NAMED = 6
 TABLE_METRICS = (

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import style
+from analysis.kept_rates import KEPT, RATE, kept_rates, overload_line
 from analysis.load import Run
 from analysis.selection import NotDrawn
 from analysis.serving_files import PointFile, not_drawn, point_files, some_settings
-from simulator.serving.offered import KEPT, RATE, kept_rates, overload_line
 
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 """Settings in one picture of distributions; more cannot be told apart."""

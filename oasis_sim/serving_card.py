@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from analysis.kept_rates import overload_line
 from oasis_sim.explain import Row, binding, label, settings, value
 from oasis_sim.output import console, gigabytes, milliseconds, number, share
 from oasis_sim.run_card import breakdown_table, trace_line
 from simulator.objective import swept_parameters
-from simulator.serving.offered import overload_line
 from simulator.specs.experiment import ExperimentSpec
 
 SHOWN_PARAMETERS = [

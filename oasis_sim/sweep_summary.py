@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 
+from analysis.falling_recall import recall_that_falls
 from oasis_sim.explain import Row, binding, exposure, label, recall_verdict, settings, value
 from oasis_sim.output import console, milliseconds, number
 from oasis_sim.request import Request
@@ -23,10 +24,10 @@ from simulator.objective import (
     is_admissible,
     nearest_row,
     neighbours,
-    recall_that_falls,
     swept_parameters,
 )
 from simulator.specs.experiment import ExperimentSpec
+from simulator.systems import SYSTEMS
 
 NEVER_COLUMNS = {"system", "mapping", "trace_group", "seed"}
 """The system has its own column; the others follow from the trace and the model or change nothing by themselves."""
@@ -188,7 +189,8 @@ def cautions(rows: Sequence[Row], best: Row, threshold_is_set: bool) -> list[str
             f"recall moves by only {max(recalls) - min(recalls):.3f} over its fetch caps: this trace hardly tells them "
             "apart, so fetching least wins; oasis-sim quality measures what it costs"
         )
-    if falls := recall_that_falls(along_caps):
+    selectors = {name: system.policy.get("selector", "minmax") for name, system in SYSTEMS.items()}
+    if falls := recall_that_falls(along_caps, selectors):
         lines.append(falls)
     if "policy.block_size_tokens" in swept_parameters(rows) and not threshold_is_set:
         lines.append("each block size has its own threshold; --min-recall holds all to one")

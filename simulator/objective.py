@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.metrics import BREAKDOWN, METRICS, PARAMETERS
-from simulator.systems import SYSTEMS
 from traces.errors import InputError
 
 Row = dict[str, Any]
 
 RECALL_MARGIN = 0.01
 """Recall that an admissible point may lose against uncapped on-demand retrieval. An assumption."""
-RECALL_STEP = 0.001
-"""Least change of recall that is shown and spoken of."""
 
 BETTER_LARGE = (
     "throughput_tokens_per_s",
@@ -115,31 +112,6 @@ def neighbours(rows: Sequence[Row], center: Row) -> list[Neighbour]:
             ]
         found.extend(Neighbour(parameter, row) for row in line)
     return found
-
-
-def recall_that_falls(line: Iterable[Row]) -> str | None:
-    """A clause where rows that differ in the fetch cap alone lose recall from the smallest cap to the largest.
-
-    With the likely reason where blocks are scored by bounds. Null where recall does not fall by a thousandth.
-    """
-    known = [row for row in line if row["status"] == "ok" and row.get("policy.fetch_cap") and row["recall"] is not None]
-    if not known:
-        return None
-    least, most = (pick(known, key=lambda row: row["policy.fetch_cap"]) for pick in (min, max))
-    if round(least["recall"] - most["recall"], 6) < RECALL_STEP:
-        return None
-    clause = (
-        f"recall falls from {least['recall']:.3f} at a cap of {least['policy.fetch_cap']:g} to {most['recall']:.3f} "
-        f"at {most['policy.fetch_cap']:g}"
-    )
-    given = least.get("policy.selector")
-    own = SYSTEMS[least["system"]].policy.get("selector", "minmax") if least["system"] in SYSTEMS else None
-    if (given if isinstance(given, str) else own) != "minmax":
-        return clause
-    return (
-        f"{clause}, likely because more fetches displace blocks that were needed often: min/max scores are bounds "
-        "(docs/traces.md, Under fetch caps)"
-    )
 
 
 def grid_edges(rows: Sequence[Row], center: Row) -> dict[str, str]:

@@ -90,7 +90,7 @@ def test_a_point_that_does_not_fit_is_torn_and_the_folder_goes_on(
             "; 1 of 1 points stay in run; repeat the command to go on",
         ),
         (
-            ["run", "--batch-size", "5", "--timeline", "2", "--out", "run"],
+            ["run", "--batch-size", "5", "--timeline", "2", "--out", "run", "--quiet"],
             "timeline.json",
             "; 1 of 1 points stay in run; repeat the command to go on",
         ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from analysis.kept_rates import kept_rates, overload_line
 from simulator.experiment import expand
 from simulator.points import run_point
-from simulator.serving.offered import OFFERED, kept_rates, offered_load, overload_line
+from simulator.serving.offered import OFFERED, offered_load
 from simulator.serving.records import RequestLog
 from simulator.serving.request_state import RequestState
 
