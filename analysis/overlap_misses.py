@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -153,19 +154,24 @@ def draw_caps(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         f"{100 * first['recall']:.1f} instead of {100 * last['recall']:.1f} %"
     )
     shown = {key: value for key, value in CAP_LOOKS.items() if key[0] != "random"}
-    legend = [
-        Line2D(
-            [], [], color=look.color, marker=look.marker, ms=4, lw=1.1, ls=dash, label=name,
-            mfc=look.color if look.filled else "white",
-        )
-        for look, dash, name in shown.values()
-    ]  # fmt: skip
+    legend = _legend(shown.values(), ms=4, lw=1.1)
     under = (
         f"Replay at a budget of {budget_tokens:,} tokens against the fetch cap (share of K per step; 1: none); "
         "recall less that of uncapped on-demand retrieval"
     )
     style.frame_figure(figure, title, under, (), legend, 5)
     return figure
+
+
+def _legend(shown: Iterable[tuple[style.Look, str, str]], ms: float, lw: float) -> list[Line2D]:
+    """A line of each (look, dash, name) as the picture draws it."""
+    return [
+        Line2D(
+            [], [], color=look.color, marker=look.marker, ms=ms, lw=lw, ls=dash, label=name,
+            mfc=look.color if look.filled else "white",
+        )
+        for look, dash, name in shown
+    ]  # fmt: skip
 
 
 def _floor(value: float) -> float:
@@ -212,13 +218,7 @@ def draw_sparse(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         f"A draft that attends to the working set alone names {100 * (1 - float(both.mean())):.1f} % other blocks and "
         f"finds {drop.min():.1f} to {drop.max():.1f} points less of the true set"
     )
-    legend = [
-        Line2D(
-            [], [], color=look.color, marker=look.marker, ms=4.5, lw=1.3, ls=dash, label=name,
-            mfc=look.color if look.filled else "white",
-        )
-        for look, dash, name in kinds.values()
-    ]  # fmt: skip
+    legend = _legend(kinds.values(), ms=4.5, lw=1.3)
     count, size = int(own["num_blocks"].iloc[0]), int(own["block_size_tokens"].iloc[0])
     under = f"{trace_names(frame)[trace]}; best {count} blocks of {size} tokens, mean over steps, layers and KV heads"
     style.frame_figure(figure, title, under, (), legend, 3)
