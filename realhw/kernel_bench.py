@@ -194,7 +194,8 @@ def main() -> None:
     parser.add_argument("--host-gib", type=int, default=2)
     parser.add_argument("--commit", help="what the file says that it was made with")
     options = parser.parse_args()
-    of = {"commit": options.commit, "command": ["python", "-m", "realhw.kernel_bench", *sys.argv[1:]]}
+    given = [text.replace(str(options.out), options.out.name) for text in sys.argv[1:]]
+    of = {"commit": options.commit, "command": ["python", "-m", "realhw.kernel_bench", *given]}
     recorder = Recorder(options.out, {**device_info().as_dict(), **of})
     bench = Bench(recorder)
     link = GatherBench(options.host_gib << 30) if {"beside", "link"} & set(options.parts) else None
