@@ -192,7 +192,7 @@ def test_bf16_heads_of_128_equal_dense_on_a_gpu(kind, transport, device):
     g = ModelGeometry("small", 4, 512, 8, 2, 128, 1024, 1000)
     weights = random_weights(g, device)
     host = torch.randn(3, g.num_layers, g.num_kv_heads, 24, 2, 16, g.head_dim).bfloat16().pin_memory()
-    trace = synthetic_step_trace(12, g.num_layers, g.num_kv_heads, 18, 310, 16, np.arange(3), seed=2)
+    trace = synthetic_step_trace(12, g.num_layers, g.num_kv_heads, 19, 310, 16, np.arange(3), seed=2)
     logits = []
     for flow in (Flow("dense"), Flow(kind, 24, transport=transport)):
         runner = run(weights, flow, trace, host, num_steps=8)
