@@ -27,6 +27,7 @@ TABLE_METRICS = (
     ("ttft_p99_s", "p99 (s)", 1.0),
     ("tpot_p50_s", "TPOT p50 (ms)", 1e3),
     ("tpot_p99_s", "p99 (ms)", 1e3),
+    ("itl_p99_s", "ITL p99 (ms)", 1e3),
     ("e2e_p99_s", "E2E p99 (s)", 1.0),
     ("queue_p99_s", "queue p99 (s)", 1.0),
     ("batch_mean", "batch, mean", 1.0),

@@ -31,6 +31,7 @@ LATENCIES = {
     "ttft": "time to first token",
     "second_token": "time to second token",
     "tpot": "time per output token",
+    "itl": "between two tokens",
     "e2e": "end to end",
     "queue": "queue",
     "handover": "prefilled to decoding",
@@ -146,12 +147,13 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
 _LEFT_OUT: tuple[frozenset[str], ...] = (
     frozenset(),
-    frozenset({"batch"}),
-    frozenset({"batch", "TPOT p99"}),
-    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50"}),
-    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered"}),
-    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up"}),
-    frozenset({"batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up", "TTFT p99"}),
+    frozenset({"ITL p99"}),
+    frozenset({"ITL p99", "batch"}),
+    frozenset({"ITL p99", "batch", "TPOT p99"}),
+    frozenset({"ITL p99", "batch", "TPOT p99", "preempt.", "TTFT p50"}),
+    frozenset({"ITL p99", "batch", "TPOT p99", "preempt.", "TTFT p50", "offered"}),
+    frozenset({"ITL p99", "batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up"}),
+    frozenset({"ITL p99", "batch", "TPOT p99", "preempt.", "TTFT p50", "offered", "kept up", "TTFT p99"}),
 )
 """What a narrow terminal does without, step by step."""
 
@@ -169,6 +171,7 @@ def serving_table(rows: Sequence[Row], left_out: Collection[str] = ()) -> Table:
         "TTFT p99": lambda row: seconds(row["ttft_p99_s"]),
         "TPOT p50": lambda row: seconds(row["tpot_p50_s"]),
         "TPOT p99": lambda row: seconds(row["tpot_p99_s"]),
+        "ITL p99": lambda row: seconds(row["itl_p99_s"]),
         "batch": lambda row: number(row["batch_mean"]),
         "preempt.": lambda row: number(row["num_preemptions"]),
     }

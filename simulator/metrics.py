@@ -110,6 +110,10 @@ SERVING = {
     "ttft_p90_s": "s",
     "ttft_p99_s": "s",
     "tpot_p90_s": "s",
+    "itl_mean_s": "s",
+    "itl_p50_s": "s",
+    "itl_p90_s": "s",
+    "itl_p99_s": "s",
     "e2e_mean_s": "s",
     "e2e_p50_s": "s",
     "e2e_p90_s": "s",
@@ -168,7 +172,8 @@ breakdown is per iteration, and pools are per GPU. A request that never fits is 
 `offered_*` (output and prompt tokens), `served_share`, `drain_s`, `overloaded`: `simulator.serving.offered`; under
 overload latencies and the SLO's share are those of one burst, not of a rate. The SLO looks at TTFT and the mean TPOT
 of a request, so a stop in the middle (a preemption) is spread over all its tokens; what one does to a request is in
-its E2E and in `num_preemptions`.
+its E2E, in `num_preemptions` and in `itl_*`, the time from one arrival of tokens to the next over all requests
+(inter-token latency). Tokens that a verified step brings together arrive once, as vLLM's serving benchmark counts.
 
 `second_token_*`: from arrival to the second token. `handover_*`: from the end of a prompt on a prefill replica until
 decoding could start elsewhere. `prefill_blocked_s`: a prefill replica's idle time with prompts that had no memory.

@@ -189,7 +189,7 @@ class Handover:
             self.tally.num_requests += 1
             request.handover_s = self.env.now - request.prefilled_s
         if request.first_token_s is None:
-            request.first_token_s = self.env.now
+            request.first_token_s = request.last_token_s = self.env.now
         replica = self.decoding[request.replica]
         replica.scheduler.pulled(request)
         replica.wake()

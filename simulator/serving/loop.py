@@ -71,6 +71,8 @@ class Replica:
             batch = self.scheduler.schedule()
             if self.usage is not None:
                 self.usage.record(self.number, self.env.now, self.scheduler)
+            for request in batch.stopped:
+                request.last_token_s = self.env.now
             self._hand_over(batch)
             if batch.is_empty:
                 since_s, is_blocked = self.env.now, bool(self.scheduler.waiting)
@@ -94,7 +96,7 @@ class Replica:
             self.busy_s += seconds
             self.host_byte_s += seconds * self.scheduler.pools.host_used_bytes
             self.request_s += seconds * self.scheduler.num_running
-            self._completed(batch)
+            self._completed(batch, seconds)
 
     def _hand_over(self, batch: Batch) -> None:
         if self.handover is None:
@@ -104,7 +106,7 @@ class Replica:
         for request in batch.returned:
             self.handover.prefill_again(request)
 
-    def _completed(self, batch: Batch) -> None:
+    def _completed(self, batch: Batch, seconds: float) -> None:
         scheduler, now_s = self.scheduler, self.env.now
         if scheduler.role != "prefill":
             self.log.iteration(batch)
@@ -112,9 +114,14 @@ class Replica:
         for request in finished.first_token:
             # One that ends with it is not handed over.
             if scheduler.role != "prefill" or scheduler.serving.first_token == "prefill" or request in finished.done:
-                request.first_token_s = now_s
+                request.first_token_s = request.last_token_s = now_s
         for request in finished.second_token:
             request.second_token_s = request.second_token_s or now_s
+        self.log.gaps.add(seconds, finished.num_continued)
+        for request in finished.resumed:
+            assert request.last_token_s is not None
+            self.log.gaps.add(now_s - request.last_token_s)
+            request.last_token_s = now_s
         for request in finished.done:
             request.finished_s = now_s
             if self.handover is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.serving.request_state import RequestState
+from simulator.serving.token_gaps import TokenGaps
 from simulator.serving.work import Batch
 from traces.errors import writing
 
@@ -100,6 +101,8 @@ class RequestLog:
         """Now, in seconds; the loop sets it."""
         self._write, self._on_finished = write, on_finished
         self._times = {name: array("d") for name in TIMES}
+        self.gaps = TokenGaps()
+        """Between tokens of one request, of all requests."""
         self.num_arrived = self.num_finished = self.num_refused = 0
         self.num_met_slo = 0
         self.output_tokens = self.prompt_tokens = 0

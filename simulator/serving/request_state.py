@@ -26,6 +26,9 @@ class RequestState:
     """When it first left the queue."""
     first_token_s: float | None = None
     second_token_s: float | None = None
+    last_token_s: float | None = None
+    """When a token came that the next one does not follow an iteration later: the first, or the last before it made
+    room."""
     finished_s: float | None = None
     prefilled_s: float | None = None
     """When a prefill replica last had all its KV."""

@@ -40,6 +40,7 @@ class Scheduler:
         self._joined: list[RequestState] = []
         """Since the last iteration."""
         self._returned: list[RequestState] = []
+        self._stopped: list[RequestState] = []
         self._pulled: list[RequestState] = []
         self.pulling: set[RequestState] = set()
         """Their memory is taken, their KV is on its way."""
@@ -119,8 +120,11 @@ class Scheduler:
                 left -= self._add_chunk(request, left, chunks)
         stored_bytes, self._stored_bytes = self._stored_bytes, 0
         returned, self._returned = tuple(self._returned), []
+        stopped, self._stopped = tuple(self._stopped), []
         out_bytes = (out_bytes or 0) + stored_bytes
-        return Batch(len(self.decode), tuple(chunks), out_bytes, tuple(pulls), returned, in_bytes, remote_bytes)
+        return Batch(
+            len(self.decode), tuple(chunks), out_bytes, tuple(pulls), returned, in_bytes, remote_bytes, stopped
+        )
 
     def expect(self, request: RequestState) -> bool:
         """Takes the memory of a request that is prefilled elsewhere; False where others wait or it does not fit."""
@@ -148,6 +152,8 @@ class Scheduler:
         """The iteration has run: tokens come out, prompts move on, finished requests give their memory back."""
         finished = Finished()
         finished.second_token, self._joined = self._joined, []
+        finished.resumed = list(finished.second_token)
+        finished.num_continued = batch.num_decoding - len(finished.resumed)
         for request, blocks in self.decode.advance():
             held = self._decoding(request, request.prefilled_tokens, blocks)
             self.pools.take(-held)
@@ -167,6 +173,8 @@ class Scheduler:
         held = self.tables.prefill[blocks]
         if self.prefix is not None:
             self._stored_bytes += self.prefix.keep(request)
+        if request.generated_tokens:
+            finished.resumed.append(request)
         if request.generated_tokens < 2:
             (finished.second_token if request.generated_tokens else finished.first_token).append(request)
         request.generated_tokens += 1
@@ -245,6 +253,8 @@ class Scheduler:
             return 0
         if request in self._joined:
             self._joined.remove(request)
+        else:
+            self._stopped.append(request)
         blocks = self.decode.leave(request)
         self.pools.take(-self._decoding(request, request.prefilled_tokens, blocks))
         request.prefilled_tokens = request.kv_len - 1

@@ -103,14 +103,16 @@ def summarise(run: Run) -> Row:
 
 
 def times(log: RequestLog) -> Row:
-    """Mean and quantiles over finished requests, under the names of the result columns."""
+    """Mean and quantiles over finished requests, of inter-token latency over their tokens, under the names of the
+    result columns."""
     row: Row = {}
     for name in ("ttft", "tpot", "e2e", "queue", "second_token", "handover"):
         seconds = log.times_s(f"{name}_s")
         row[f"{name}_mean_s"] = float(seconds.mean()) if len(seconds) else None
         for label, share in QUANTILES.items():
             row[f"{name}_{label}_s"] = float(np.quantile(seconds, share)) if len(seconds) else None
-    return row
+    row["itl_mean_s"] = log.gaps.mean_s
+    return row | {f"itl_{label}_s": log.gaps.quantile_s(share) for label, share in QUANTILES.items()}
 
 
 def tallies(run: Run, per_second: float) -> Row:

@@ -38,6 +38,8 @@ class Batch:
     """KV that comes back: swapped, or reused."""
     remote_bytes_in: int = 0
     """Of `bytes_in`, what comes from beyond the host."""
+    stopped: tuple[RequestState, ...] = ()
+    """Requests that decoded in the iteration before and made room."""
 
     @property
     def is_empty(self) -> bool:
@@ -80,3 +82,7 @@ class Finished:
     done: list[RequestState] = field(default_factory=list)
     prefilled: list[RequestState] = field(default_factory=list)
     """To decode elsewhere."""
+    resumed: list[RequestState] = field(default_factory=list)
+    """Requests that had tokens, but none from the iteration before."""
+    num_continued: int = 0
+    """Requests that have tokens from this iteration and the one before."""

@@ -264,12 +264,18 @@ def test_a_request_that_makes_room_is_prefilled_again_on_a_prefill_replica():
     assert (tally.num_requests, tally.num_handovers) == (16, 16 + dropped.num_preemptions)
     assert log.num_finished == 16
     assert log.output_tokens == 16 * 1_500
+    # The stop is one gap, from the token before it to the one that its second prefill ends with.
+    assert log.gaps.num_gaps == log.output_tokens - 16
+    assert log.gaps.total_s == pytest.approx(log.times_s("e2e_s").sum() - log.times_s("ttft_s").sum(), rel=1e-9)
     for replica in (decoding, prefill):
         assert (replica.scheduler.pools.used == 0).all()
 
 
 def test_the_first_token_comes_from_prefill_or_with_the_handover():
     streamed, later = (row("full-push", **IDLE, **{"serving.first_token": side}) for side in ("prefill", "decode"))
+    # One gap in eleven has the handover in it, or none.
+    assert streamed["itl_p99_s"] == pytest.approx(streamed["handover_p50_s"] + later["itl_p99_s"], rel=1e-3)
+    assert streamed["itl_p90_s"] < 1.1 * later["itl_p90_s"]
     assert later["ttft_p50_s"] == pytest.approx(streamed["ttft_p50_s"] + streamed["handover_p50_s"])
     assert later["e2e_p50_s"] == pytest.approx(streamed["e2e_p50_s"])
     assert later["tpot_p50_s"] < streamed["tpot_p50_s"]

@@ -124,3 +124,20 @@ def test_a_closed_batch_is_served_in_the_order_of_the_file():
     requests = [Request(0.0, 100, 1) for _ in range(10)]
     log = play(requests, ServingSpec(max_num_seqs=1), TimePerRow(0.5))
     np.testing.assert_allclose(log.times_s("e2e_s"), 0.5 * np.arange(1, 11), rtol=1e-12)
+
+
+def test_gaps_between_tokens_are_the_iterations_and_a_stop_is_in_one_of_them():
+    """200 tokens alone, and another request's prompt and 50 tokens in between: each token of two takes twice as long,
+    and the second request's own gap is that of its iterations."""
+    service_s = 0.01
+    alone = play([Request(0.0, 100, 200)], ServingSpec(), TimePerRow(service_s))
+    assert alone.gaps.num_gaps == 199
+    assert alone.gaps.quantile_s(1.0) == pytest.approx(service_s, rel=1e-9)
+    log = play([Request(0.0, 100, 200), Request(0.5, 100, 50)], ServingSpec(), TimePerRow(service_s))
+    # One iteration with the prompt, 49 in which both decode.
+    num_shared = 49
+    assert log.gaps.num_gaps == 199 + num_shared
+    assert log.gaps.total_s == pytest.approx(service_s * (199 + (1 + num_shared) + 2 * num_shared))
+    at = (199 - 1 - num_shared) / log.gaps.num_gaps
+    assert log.gaps.quantile_s(at) == pytest.approx(service_s, rel=1e-9)
+    assert log.gaps.quantile_s(at + 1e-6) == pytest.approx(2 * service_s, rel=1e-9)

@@ -50,6 +50,13 @@ def serve(settings: dict[str, Any]) -> tuple[RequestLog, Replica]:
     return log, replica
 
 
+def assert_every_token_has_a_gap(log: RequestLog) -> None:
+    """As many as tokens after each request's first; together they last from its first to its last."""
+    assert log.gaps.num_gaps == log.output_tokens - log.num_finished
+    decoding_s = log.times_s("e2e_s").sum() - log.times_s("ttft_s").sum()
+    assert log.gaps.total_s == pytest.approx(decoding_s, rel=1e-9)
+
+
 def test_a_model_that_does_not_fit_is_told_before_any_request_runs():
     found = run_point(experiment({"engine.hbm_utilization": 0.01}), use_cache=False)
     assert found["status"] == "does_not_fit"
@@ -79,6 +86,7 @@ def test_nothing_is_lost_when_requests_make_room(system, preemption, with_hardwa
     assert log.output_tokens == 24 * 900
     assert tally.num_preemptions > 0
     assert (tally.num_swaps > 0) == (preemption == "swap" and system != "oasiskv")
+    assert_every_token_has_a_gap(log)
     # Every token of KV is made by a prefill or a decode step; what was dropped is made again.
     assert tally.prefilled_tokens + log.sum_decoding == 24 * (1500 + 899) + tally.recomputed_tokens
     assert (replica.scheduler.pools.used == 0).all()
@@ -221,6 +229,8 @@ def test_verified_drafts_serve_the_same_tokens_in_fewer_iterations(system):
     log, replica = serve(drafts)
     assert log.output_tokens == plain_log.output_tokens == 24 * 40
     assert log.sum_decoding < plain_log.sum_decoding == 24 * 39
+    # What a step brings together arrives once.
+    assert (log.gaps.num_gaps, plain_log.gaps.num_gaps) == (log.sum_decoding, plain_log.sum_decoding)
     assert (replica.scheduler.pools.used == 0).all()
 
 
