@@ -29,6 +29,13 @@ def _named(path: str | None) -> str | None:
     return path
 
 
+def file_name(path: str) -> str:
+    """An argument that names a file to write; an empty one would be the current folder."""
+    if not path.strip():
+        raise typer.BadParameter("the path is empty; give the name of a file")
+    return path
+
+
 Out = Annotated[str | None, out_option("FOLDER", "Default: runs/ and a name by content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oasis_sim.arguments import Json, Quiet, out_option
+from oasis_sim.arguments import Json, Quiet, file_name, out_option
 
 trace_app = typer.Typer(help="Look at, check, pack or synthesise an attention trace.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def trace_check(trace: Annotated[str, typer.Argument(help="Catalog name or path.
 @trace_app.command("pack")
 def trace_pack(
     trace: Annotated[str, typer.Argument(help="Folder that the recorder wrote; with --compact any trace.")],
-    out: Annotated[str, typer.Argument(metavar="TRACE.zip", help="Zip file to write.")],
+    out: Annotated[str, typer.Argument(metavar="TRACE.zip", help="Zip file to write.", callback=file_name)],
     compact: Annotated[
         bool, typer.Option("--compact", help="Blocks of 16, eight layers, the best 64, drafts as nested sets.")
     ] = False,

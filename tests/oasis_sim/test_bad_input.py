@@ -131,6 +131,16 @@ def test_a_serving_key_that_does_nothing_here_still_makes_a_serving_run(key: str
     assert point.serving.arrival_process == plain.serving.arrival_process == "closed"
 
 
+@pytest.mark.parametrize("target", ["", " "])
+@pytest.mark.parametrize("more", [[], ["--compact"]])
+def test_packing_into_an_empty_path(
+    oasis: Oasis, tiny_trace: Path, tmp_path: Path, target: str, more: list[str]
+) -> None:
+    done = oasis("trace", "pack", str(tiny_trace), target, *more)
+    _assert_one_clear_line(done.code, done.err, done.out, "'TRACE.zip': the path is empty; give the name of a file")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_run_takes_one_value_per_key(oasis: Oasis, tiny_trace: Path, tmp_path: Path) -> None:
     done = oasis("run", "--trace", str(tiny_trace), "--fetch-cap", "0.1,0.2")
     _assert_one_clear_line(done.code, done.err, done.out, "run takes one value for policy.fetch_cap")
