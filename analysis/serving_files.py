@@ -28,6 +28,8 @@ class PointFile:
     table: pd.DataFrame
     is_best: bool = False
     """One of the points with the most requests within the SLO a second."""
+    is_best_of_system: bool = False
+    """The first such point among those of its system that have a file."""
 
 
 def best_points(ok: pd.DataFrame) -> list[Any]:
@@ -43,13 +45,15 @@ def point_files(run: Run, kind: Kind, columns: Sequence[str]) -> list[PointFile]
     ok = run.results[run.results["status"] == "ok"]
     varied = [c for c in ok.columns if ("." in c or c in ("model", "hardware", "trace")) and ok[c].nunique() > 1]
     found = []
+    paths = {index: path for index, row in ok.iterrows() if (path := point_file(run, kind, row)) is not None}
+    with_file = ok[ok.index.isin(list(paths))]
     best = set(best_points(ok))
-    for index, row in ok.iterrows():
-        path = point_file(run, kind, row)
-        if path is not None:
-            given = [f"{short(c)} {style.value_text(row[c])}" for c in varied if pd.notna(row[c])]
-            table = read_table(path, columns, f"a {kind} file")
-            found.append(PointFile(str(row["system"]), ", ".join(given), table, index in best))
+    best_of_system = {best_points(rows)[0] for _, rows in with_file.groupby("system")}
+    for index, row in with_file.iterrows():
+        given = [f"{short(c)} {style.value_text(row[c])}" for c in varied if pd.notna(row[c])]
+        table = read_table(paths[index], columns, f"a {kind} file")
+        setting = ", ".join(given)
+        found.append(PointFile(str(row["system"]), setting, table, index in best, index in best_of_system))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -70,13 +72,14 @@ def draw_load(run: Run) -> Figure:
 
 @style.styled
 def draw_pools(run: Run) -> Figure:
-    """What the pools of a GPU hold over time, HBM stacked, the rest below: a column per system at its last setting.
+    """What the pools of a GPU hold over time, HBM stacked, the rest below: a column per system, at its setting
+    with the most requests within the SLO a second.
 
     Raises `NotDrawn` without usage files.
     """
     files = _files(run)
-    last = {file.system: file for file in files}
-    shown = list(last.values())[:MOST_SYSTEMS]
+    best = [file for file in files if file.is_best_of_system]
+    shown = best[:MOST_SYSTEMS]
     alike = len({file.setting for file in shown}) == 1
     tables = {file.system: _of_decoding(file) for file in shown}
     outside = [name for name in OUTSIDE if any(table[name].max() > 0 for table in tables.values())]
@@ -99,15 +102,15 @@ def draw_pools(run: Run) -> Figure:
     handles += [Line2D([], [], color=OUTSIDE[name][1], lw=1.6, label=OUTSIDE[name][0]) for name in outside]
     handles.append(Line2D([], [], color=style.ALARM, lw=1.0, ls=(0, (4, 2)), label="all that weights leave"))
     notes = ["Means over short intervals. Prefix caches use what is free and are not drawn."]
-    if len(shown) < len(last):
-        notes.append(f"{len(last) - len(shown)} more system(s) are not drawn.")
+    if len(shown) < len(best):
+        notes.append(f"{len(best) - len(shown)} more system(s) are not drawn.")
     if any(file.table["role"].eq("prefill").any() for file in shown):
         notes.append("Pools of the replicas that decode; prefill is elsewhere.")
     filled = {
         system: float(table[list(IN_HBM)].sum(axis=1).max()) / _capacity(table) for system, table in tables.items()
     }
     shares = ", ".join(f"{system} {share:.0%}" for system, share in filled.items())
-    title = f"Peak use of HBM beside the weights{_at(shown[0].setting) if alike else ''}: {shares}"
+    title = f"Peak use of HBM beside the weights{_at_best(shown, alike) if len(files) > len(best) else ''}: {shares}"
     style.frame_figure(figure, title, subtitle(run), notes, handles, 6)
     return figure
 
@@ -121,6 +124,11 @@ def _files(run: Run) -> list[PointFile]:
 
 def _at(setting: str) -> str:
     return f" ({setting})" if setting else ""
+
+
+def _at_best(shown: Sequence[PointFile], alike: bool) -> str:
+    """Which of several settings is drawn; where they differ each column names its own."""
+    return f" at the best goodput{_at(shown[0].setting)}" if alike else ", each system at its best goodput"
 
 
 def _of_decoding(file: PointFile) -> pd.DataFrame:

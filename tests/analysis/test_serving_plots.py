@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -60,6 +61,7 @@ def test_a_run_of_an_older_version_without_the_offered_load_is_drawn(folder, tmp
     old = shutil.copytree(folder, tmp_path / "old")
     table = pq.read_table(old / "results.parquet")
     newer = ["offered_tokens_per_s", "offered_prompt_tokens_per_s", "served_share", "drain_s", "overloaded"]
+    newer += ["itl_mean_s", "itl_p50_s", "itl_p90_s", "itl_p99_s"]
     pq.write_table(table.drop_columns(newer), old / "results.parquet")
     assert [path.stem for path in plot_run(old)] == [*NAMES, "report"]
 
@@ -134,10 +136,40 @@ def test_load_and_pools_over_time_are_the_files(folder):
         assert len(steps.values) == MOST_INTERVALS
         drawn = float(steps.values @ np.diff(steps.edges))
         assert drawn == pytest.approx(float(file.table["decoding"] @ file.table["seconds"]), rel=1e-9)
-    hbm = draw_pools(run).axes[:2]
-    for axes, file in zip(hbm, (files[1], files[3]), strict=True):
+
+
+@pytest.mark.parametrize(
+    ("goodput", "overloaded", "drawn", "title", "columns"),
+    [
+        ([5.0, 40.0, 5.0, 40.0], False, (1, 3), " at the best goodput (arrivals/s 50): ", ["dense", "oasiskv"]),
+        ([5.0, 5.0, 5.0, 4.0], False, (0, 2), " at the best goodput (arrivals/s 5): ", ["dense", "oasiskv"]),
+        (
+            [5.0, 2.0, 5.0, 40.0], False, (0, 3), ", each system at its best goodput: ",
+            ["dense · arrivals/s 5", "oasiskv · arrivals/s 50"],
+        ),
+        (
+            [5.0, 40.0, 5.0, 40.0], [False, True, False, False], (0, 3), ", each system at its best goodput: ",
+            ["dense · arrivals/s 5", "oasiskv · arrivals/s 50"],
+        ),
+    ],
+)  # fmt: skip
+def test_pools_are_those_of_the_best_setting_and_say_so(folder, goodput, overloaded, drawn, title, columns):
+    """Not of the last: what it holds is a setting that nobody would choose."""
+    run = load_run(folder)
+    run.results["goodput_requests_per_s"], run.results["overloaded"] = goodput, overloaded
+    files = point_files(run, "usage", ("decoding",))
+    figure = draw_pools(run)
+    assert title in figure.texts[0].get_text().replace("\n", " ")
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == columns
+    for axes, number in zip(figure.axes[:2], drawn, strict=True):
         top = axes.patches[-1].get_data().values
-        np.testing.assert_allclose(top, file.table[list(IN_HBM)].sum(axis=1) / 1e9)
+        np.testing.assert_allclose(top, files[number].table[list(IN_HBM)].sum(axis=1) / 1e9)
+
+
+def test_pools_of_one_setting_speak_of_no_best(folder):
+    run = load_run(folder)
+    run = replace(run, results=run.results.drop(index=[0, 2]))
+    assert draw_pools(run).texts[0].get_text().startswith("Peak use of HBM beside the weights: dense ")
 
 
 def test_of_many_settings_the_best_is_first_and_those_left_out_are_named():
@@ -207,9 +239,12 @@ def test_numbers_between_decades_are_written_where_there_is_hardly_a_decade(fold
 
 
 def test_pools_of_systems_without_a_common_setting(tmp_path):
-    """Dense attention has no tier: each system is drawn at its own last point."""
+    """Dense attention has no tier: each system is drawn at its own best point."""
     sweep({**SMALL, "placement.kv_tier": ["host", "remote"], "serving.rate_per_s": 20.0}, out=tmp_path / "tiers")
-    figure = draw_pools(load_run(tmp_path / "tiers"))
+    run = load_run(tmp_path / "tiers")
+    remote = run.results["placement.kv_tier"] == "remote"
+    run.results.loc[remote, "goodput_requests_per_s"] *= 2
+    figure = draw_pools(run)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["dense", "oasiskv · kv tier remote"]
     remote = figure.axes[3].patches[-1].get_data().values
     assert remote.max() > 0
