@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -74,8 +74,9 @@ class Section:
 def render(run: Run, sections: list[Section], dropped_cases: int = 0) -> str:
     """The whole page as HTML without any outside reference."""
     body = []
+    selectors = _selectors(run)
     for section in sections:
-        body += _section(section)
+        body += _section(section, selectors)
     if dropped_cases:
         body.append(
             f"<p>{dropped_cases} further combination(s) of model, GPU, trace and context are not drawn; "
@@ -95,8 +96,20 @@ def document(run: Run, body: list[str]) -> str:
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
 
 
-def explain_best(case: Case) -> list[str]:
-    """Sentences: the best point, what binds it, what it costs against the alternatives."""
+def _selectors(run: Run) -> dict[str, str]:
+    """By system, of a run whose manifest says the policies that its systems resolve to."""
+    policies = run.manifest.get("policies")
+    if not isinstance(policies, dict):
+        return {}
+    return {
+        system: policy["selector"]
+        for system, policy in policies.items()
+        if isinstance(policy, dict) and isinstance(policy.get("selector"), str)
+    }
+
+
+def explain_best(case: Case, selectors: Mapping[str, str]) -> list[str]:
+    """Sentences: the best point, what binds it, what it costs against the alternatives. selectors: by system."""
     best = best_buildable(case)
     if best is None:
         near = nearest_point(case.rows, case.objective)
@@ -120,7 +133,7 @@ def explain_best(case: Case) -> list[str]:
         hidden = f" and hides {style.percent(best['hidden_fraction'])} of the link's time"
         lines.append(wait + (hidden if pd.notna(best["hidden_fraction"]) else "") + ".")
     over_caps: list[Any] = matching(case.rows, best, {CAP}).dropna(subset=[CAP, "recall"]).to_dict("records")
-    if falls := recall_that_falls(over_caps):
+    if falls := recall_that_falls(over_caps, selectors):
         lines.append(f"{falls[0].upper()}{falls[1:]}.")
     lines += _alternatives(case, best)
     return lines
@@ -186,11 +199,11 @@ def _what_was_run(run: Run) -> str:
     return f"{len(rows)} points ({states}). " + (f"Varied: {axes}." if axes else "Nothing is varied.")
 
 
-def _section(section: Section) -> list[str]:
+def _section(section: Section, selectors: Mapping[str, str]) -> list[str]:
     case = section.case
     parts = [f"<h2>{escape(section.label)}</h2>"] if section.label else []
     parts.append(f'<p class="quiet">{escape(case.subtitle)}</p>')
-    first, *rest = explain_best(case)
+    first, *rest = explain_best(case, selectors)
     parts.append(f'<p class="answer"><b>{escape(first)}</b></p>')
     parts += [f"<p>{escape(' '.join(rest))}</p>"] if rest else []
     parts += embedded(section.pictures, section.skipped)

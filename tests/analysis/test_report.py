@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_plotting_twice_gives_the_same_bytes(tmp_path, make_row, write_run, monk
 
 
 def test_the_page_explains_the_best_point(sweep_frame):
-    lines = explain_best(Case(sweep_frame))
+    lines = explain_best(Case(sweep_frame), {})
     assert lines[0].startswith("Best: quest with block size 64, 4,769 tok/s at recall 0.907 (at least 0.897 asked)")
     assert lines[1] == "What binds it: HBM bandwidth (synthetic)."
     assert any("oasiskv-oracle (a bound, cannot be built)" in line for line in lines)
@@ -65,11 +66,40 @@ def test_the_page_explains_the_best_point(sweep_frame):
 
 
 def test_where_nothing_is_admissible_the_nearest_is_named(sweep_frame):
-    lines = explain_best(Case(sweep_frame[sweep_frame["system"] == "quest"].assign(min_recall=0.99)))
+    lines = explain_best(Case(sweep_frame[sweep_frame["system"] == "quest"].assign(min_recall=0.99)), {})
     assert lines == [
         "No point keeps the recall threshold. The nearest is quest with block size 8, "
         "recall 0.958 where 0.990 is asked."
     ]
+
+
+@pytest.mark.parametrize(
+    ("column", "policies", "is_said"),
+    [
+        ("minmax", {}, True),
+        (None, {"oasiskv": {"selector": "minmax"}}, True),
+        ("exact", {"oasiskv": {"selector": "minmax"}}, False),
+        (None, {"oasiskv": {"selector": "mean"}}, False),
+        (None, {"quest": {"selector": "minmax"}}, False),
+        (None, None, False),
+    ],
+)
+def test_a_fall_of_recall_is_said_with_its_reason_or_not_at_all(
+    tmp_path, make_row, write_run, column, policies, is_said
+):
+    """The selector is a column only where the experiment names it; else the manifest has it."""
+    recalls = {0.02: 0.90, 0.05: 0.89, 0.5: 0.85}
+    more = {} if column is None else {"policy.selector": column}
+    rows = [make_row("oasiskv", cap, 16, 1, "local", recall=recall, **more) for cap, recall in recalls.items()]
+    folder = write_run(tmp_path, pd.DataFrame(rows).assign(min_recall=0.5))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(
+        json.dumps(manifest if policies is None else manifest | {"policies": policies})
+    )
+    page = plot_run(folder)[-1].read_text()
+    said = "Recall falls from 0.900 at a cap of 0.02 to 0.850 at 0.5, likely because more fetches displace blocks"
+    assert (said in page) == is_said
+    assert ("ecall falls" in page) == is_said
 
 
 def test_plots_that_cannot_be_filled_are_named_with_the_reason(tmp_path, make_row, write_run):

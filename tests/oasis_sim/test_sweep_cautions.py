@@ -50,3 +50,11 @@ def test_recall_that_falls_with_the_cap_is_said_with_the_reason_and_where_it_is_
 def test_a_fall_that_is_not_small_is_said_alone():
     rows = [row(0.02, 16, 0.92), row(1.0, 16, 0.80)]
     assert [line[:12] for line in cautions(rows, rows[0], threshold_is_set=True)] == ["recall falls"]
+
+
+def test_a_fall_without_a_known_reason_is_not_said():
+    """Only min/max scores are bounds."""
+    rows = [row(0.02, 16, 0.92) | {"policy.selector": "mean"}, row(1.0, 16, 0.80) | {"policy.selector": "mean"}]
+    assert cautions(rows, rows[0], threshold_is_set=True) == []
+    rows = [row(0.02, 16, 0.92) | {"system": "shadowkv"}, row(1.0, 16, 0.80) | {"system": "shadowkv"}]
+    assert cautions(rows, rows[0], threshold_is_set=True) == []
