@@ -73,7 +73,7 @@ class Campaign:
             out.flush()
             os.fsync(out.fileno())
 
-    def run(self, point: Point, repeats: int = 2, profile: bool = True) -> dict[str, Any]:
+    def run(self, point: Point, repeats: int = 3, profile: bool = True) -> dict[str, Any]:
         """Run a point unless the file has it; returns its row. A point that fails is recorded and run again later."""
         if point.key() in self._done:
             return {"key": point.key(), "status": "skipped"}

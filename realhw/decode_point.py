@@ -44,7 +44,8 @@ class Point:
     lookahead_k: int = 1
     gather_ctas: int = GATHER.num_ctas
     model: str = "Qwen3-8B"
-    num_steps: int = 16
+    num_steps: int = 8
+    """Of one graph. The more of it is still to come, the slower the host link serves a gather (docs/calibration.md)."""
     churn: float = 0.45
     miss: float = 0.15
     """Synthetic ids only."""
@@ -54,6 +55,8 @@ class Point:
     """`synthetic`, or the name of a recorded trace."""
     trace_group: str | None = None
     """Request of a recorded trace. Null: its first."""
+    start_stride: int = 1
+    """Rows of synthetic ids between the starting rows of requests; 2: some of them fill a block in every other step."""
     aliased: bool = True
     """Requests may share the pinned KV of others where all of it is larger than the pinned buffer."""
     repeat: int = 0
@@ -107,11 +110,12 @@ class Point:
     def _synthetic(self, start: Int32, shift: int) -> StepTrace:
         g = geometry(self.model)
         ranked = min(self.num_kept, -(-self.context_tokens // self.block_size_tokens) - 1)
+        rows = self.num_steps + NUM_OFFSETS * self.start_stride + 8
         base = _synthetic_rankings(
-            self.num_steps + NUM_OFFSETS + 8, g.num_layers, g.num_kv_heads, ranked, self.context_tokens,
-            self.block_size_tokens, self.churn, self.miss, self.seed,
+            rows, g.num_layers, g.num_kv_heads, ranked, self.context_tokens, self.block_size_tokens, self.churn,
+            self.miss, self.seed,
         )  # fmt: skip
-        offsets = (start + shift).astype(np.int32)
+        offsets = (start * self.start_stride + shift).astype(np.int32)
         return StepTrace(base.true, base.true if shift else base.predicted, shift, base.kv_len, offsets)
 
 

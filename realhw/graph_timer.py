@@ -116,6 +116,45 @@ def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15)
     return summarise(run_branches([Branch(launches, calls)], repetitions)[:, 0], calls)
 
 
+def time_behind_plans(launches: Sequence[Launch], priority: int, repetitions: int = 5) -> Timing:
+    """Seconds per launch on a stream where each waits for a launch of another stream, as a gather for its plan."""
+    plan = torch.zeros(1024, device="cuda")
+    _launch_once([Branch(launches, len(launches)), Branch([lambda: _discard(plan.add_(1))], 1)])
+    main, plans, stream = new_stream(), new_stream(), new_stream(priority)
+    start, end = (new_event(timing=True, external=True) for _ in range(2))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=main):
+        fork = new_event()
+        fork.record(main)
+        plans.wait_event(fork)
+        stream.wait_event(fork)
+        start.record(stream)
+        for launch in launches:
+            planned = new_event()
+            with torch.cuda.stream(plans):
+                plan.add_(1)
+                planned.record(plans)
+            with torch.cuda.stream(stream):
+                stream.wait_event(planned)
+                launch()
+        end.record(stream)
+        for branch in (plans, stream):
+            done = new_event()
+            done.record(branch)
+            main.wait_event(done)
+    samples = []
+    for _ in range(repetitions + 1):
+        graph.replay()
+        torch.cuda.synchronize()
+        samples.append(start.elapsed_time(end) * 1e-3)
+    del graph
+    return summarise(samples[1:], len(launches))
+
+
+def _discard(_: torch.Tensor) -> None:
+    return None
+
+
 def _launch_once(branches: Sequence[Branch]) -> None:
     require_gpu()
     for branch in branches:

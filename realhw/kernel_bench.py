@@ -7,6 +7,7 @@ time in which its bytes, each input read once, would move at its ceiling.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from realhw.kernels.gather.config import GatherConfig
 from realhw.kernels.score.api import ScoreConfig
 from realhw.measurement import Recorder
 from realhw.microbench import activation_work, append_work, bench_memory, measure
+from realhw.pairbench import layer_stack
+from realhw.products import leave_multiprocessors
 from realhw.schedule import PRIORITY
 from realhw.workbench import (
     GatherBench,
@@ -33,13 +36,13 @@ from realhw.workbench import (
     pool_work,
     score_work,
     topk_work,
-    weight_sets,
     write_back_work,
 )
 
 QWEN = GEOMETRIES["Qwen3-8B"]
 KIB = 1 << 10
 LINK_BYTES = 16 << 20
+LAYERS, KERNELS_PER_LAYER = 24, 5
 BESIDE = (GatherConfig(), GatherConfig(8, 32 * KIB, 8), GatherConfig(12, 32 * KIB, 8), GatherConfig(2, 128 * KIB, 16))
 BESIDE_TUNE = (
     *BESIDE, GatherConfig(5, 64 * KIB, 8), GatherConfig(6, 32 * KIB, 8), GatherConfig(3, 64 * KIB, 16),
@@ -157,30 +160,33 @@ def bench_link(bench: Bench, link: GatherBench) -> None:
 
 
 def bench_gather_beside_stack(bench: Bench, link: GatherBench, tune: bool) -> None:
-    """A gather beside the layer stack (four products and attention a layer): rates of both against alone."""
-    for batch in (32, 64):
-        first = layer_stack(batch)
-        run_branches([first], 20)  # the first replays after so many allocations are up to a tenth slower
-        for config in BESIDE_TUNE if tune else BESIDE:
-            work = link.gather(1024, config)
-            alone = float(np.median(run_branches([first], 5)[:, 0]))  # each time: clocks move by several percent
-            solo = time_launches(work.launches, 8, 5).median_s
-            second = Branch(work.launches, max(1, int(0.9 * alone / solo)), PRIORITY["H"])
-            both = np.median(run_branches([first, second], 5), axis=0)
-            bench.figure(
-                "beside_stack", second.calls * work.num_bytes, Timing(float(both[1]), 0.0, 5), "h2d", batch=batch,
-                ctas=config.num_ctas, in_flight_bytes=config.in_flight_bytes, warps=config.num_warps,
-                stack_alone_s=alone, stack_slower=round(both[0] / alone - 1, 4),
-                gather_keeps=round(second.calls * solo / both[1], 4), gather_solo_s=solo,
-            )  # fmt: skip
+    """A gather beside the layer stack (four products and attention a layer): rates of both against alone.
+
+    Products leave the default gather's multiprocessors, as in a decode step; with `tune` also none.
+    """
+    reserved = GatherConfig().num_ctas
+    for batch, left in itertools.product((8, 16, 32, 64), (reserved, 0) if tune else (reserved,)):
+        work = layer_stack(QWEN, batch, attention_work(QWEN, batch, 2064, 2))
+        stack = Branch(work.launches, LAYERS * KERNELS_PER_LAYER)
+        with leave_multiprocessors(left):
+            run_branches([stack], 20)  # the first replays after so many allocations are up to a tenth slower
+            for config in BESIDE_TUNE if tune else BESIDE:
+                _beside_stack(bench, link.gather(1024, config), stack, config, {"batch": batch, "left": left})
 
 
-def layer_stack(batch: int, layers: int = 24) -> Branch:
-    """Products and attention of a layer in turn, two rows a request."""
-    products = [weight_sets(n, k).product(2 * batch) for k, n in QWEN.layer_weight_shapes().values()]
-    parts: list[Work] = [products[0], attention_work(QWEN, batch, 2064, 2), *products[1:]]
-    launches = [part.launches[i % len(part.launches)] for i in range(layers) for part in parts]
-    return Branch(launches, len(launches))
+def _beside_stack(
+    bench: Bench, gather: Work, stack: Branch, config: GatherConfig, params: dict[str, Any]
+) -> None:  # fmt: skip
+    alone = float(np.median(run_branches([stack], 5)[:, 0]))  # each time: clocks move by several percent
+    solo = time_launches(gather.launches, 8, 5).median_s
+    second = Branch(gather.launches, max(1, int(0.9 * alone / solo)), PRIORITY["H"])
+    both = np.median(run_branches([stack, second], 5), axis=0)
+    bench.figure(
+        "beside_stack", second.calls * gather.num_bytes, Timing(float(both[1]), 0.0, 5), "h2d", **params,
+        ctas=config.num_ctas, in_flight_bytes=config.in_flight_bytes, warps=config.num_warps,
+        stack_alone_s=alone, stack_slower=round(both[0] / alone - 1, 4),
+        gather_keeps=round(second.calls * solo / both[1], 4), gather_solo_s=solo,
+    )  # fmt: skip
 
 
 PARTS = ("select", "beside", "link", "attention", "score", "small")

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from realhw import numa
 from realhw.copy_engine import DEVICE_TO_HOST, HOST_TO_DEVICE, CopyEngine
 from realhw.device import new_event, new_stream
-from realhw.graph_timer import Branch, run_branches, summarise, time_launches
+from realhw.graph_timer import Branch, run_branches, summarise, time_behind_plans, time_launches
 from realhw.kernels.gather.config import GatherConfig
 from realhw.measurement import Recorder
+from realhw.schedule import PRIORITY
 from realhw.workbench import GatherBench
 from traces.errors import EnvironmentMissing
 
@@ -41,7 +42,7 @@ def bench_copies(recorder: Recorder, bench: GatherBench) -> None:
 
 
 def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
-    """Random 8 KiB blocks by grid size, the launch alone, and few blocks by many thread blocks (latency)."""
+    """Random 8 KiB blocks by grid size, back to back; by number of blocks, each launch behind one of another stream."""
     for ctas in GATHER_CTAS:
         config = GatherConfig(num_ctas=ctas)
         work = bench.gather(256 * max(1, min(ctas, 8)), config)
@@ -52,7 +53,7 @@ def bench_gather(recorder: Recorder, bench: GatherBench) -> None:
         )  # fmt: skip
     for blocks in (0, 16, 64, 256, 1024, 4096):
         work = bench.gather(blocks, GatherConfig())
-        timing = time_launches(work.launches, len(work.launches), 5)
+        timing = time_behind_plans(work.launches, PRIORITY["H"])
         recorder.add(
             "gather_size", timing.median_s, timing.spread_s, timing.repetitions, work.num_bytes, blocks=blocks,
             ctas=GatherConfig().num_ctas,

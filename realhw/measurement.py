@@ -11,6 +11,9 @@ from typing import Any
 
 from traces.errors import InputError
 
+KV_HEADS, HEAD_DIM = 8, 128
+"""Of measurements that do not say, and of the geometry that fits hold for (Qwen3-8B)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:

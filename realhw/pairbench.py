@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from realhw.geometry import GEOMETRIES, ModelGeometry
 from realhw.graph_timer import Branch, run_branches, run_rounds
 from realhw.kernels.gather.config import GatherConfig
 from realhw.measurement import Recorder
+from realhw.products import leave_multiprocessors
 from realhw.schedule import PRIORITY
 from realhw.workbench import GatherBench, Work, attention_work, score_work, topk_work, weight_sets
 
@@ -22,7 +23,7 @@ TARGET_S = 8e-3
 """Each branch alone takes about this long, so that the two end together unless they slow each other. A gather reads
 more host memory in it than a CPU caches."""
 ROUNDS = 32
-BATCHES = (1, 8, 32, 64)
+BATCHES = (1, 8, 16, 32, 64)
 GATHER_CTAS = (4, 8, 16)
 GATHER_BLOCKS = (256, 2048)
 """Blocks of a short and a long launch: how long a launch waits for a multiprocessor, and its rate from then on."""
@@ -41,12 +42,18 @@ class Side:
 
 
 def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry) -> None:
-    """{GEMM, attention, score, top-K} x {copies each way, gather of 4, 8, 16}, {GEMM, attention} x {score, top-K}."""
-    sides = [Side("ce_h2d", bench.copy_h2d(COPY_BYTES)), Side("ce_d2h", bench.copy_d2h(COPY_BYTES))]
+    """{GEMM, attention, score, top-K} x copies each way, {layer stack, score, top-K} x gather of 4, 8, 16 blocks,
+    {GEMM, attention} x {score, top-K}.
+
+    A gather beside products alone, or beside attention alone, finds multiprocessors free at other times than beside a
+    stack of both.
+    """
+    copies = [Side("ce_h2d", bench.copy_h2d(COPY_BYTES)), Side("ce_d2h", bench.copy_d2h(COPY_BYTES))]
+    gathers = []
     for ctas, blocks in itertools.product(GATHER_CTAS, GATHER_BLOCKS):
         work = bench.gather(blocks, GatherConfig(num_ctas=ctas))
-        sides.append(Side("gather", work, PRIORITY["H"], {"ctas": ctas, "blocks": blocks}))
-    sides_alone = [_alone(side.work) for side in sides]
+        gathers.append(Side("gather", work, PRIORITY["H"], {"ctas": ctas, "blocks": blocks}))
+    sides_alone = {id(side): _alone(side.work) for side in (*copies, *gathers)}
     for batch in BATCHES:
         kernels: dict[str, Work] = {
             "gemm": layer_products(geometry, 2 * batch),
@@ -55,14 +62,30 @@ def bench_pairs(recorder: Recorder, bench: GatherBench, geometry: ModelGeometry)
             "topk": topk_work(geometry, batch, SCORED_BLOCKS, 128),
         }
         alone = {name: _alone(work) for name, work in kernels.items()}
-        for side, side_alone in zip(sides, sides_alone, strict=True):
-            for name, kernel in kernels.items():
-                _pair(recorder, batch, name, kernel, alone[name], side, side_alone)
+        for name, kernel in kernels.items():
+            for side in copies if name in ("gemm", "attention") else (*copies, *gathers):
+                _pair(recorder, batch, name, kernel, alone[name], side, sides_alone[id(side)])
+        with leave_multiprocessors(GatherConfig().num_ctas):
+            stack = layer_stack(geometry, batch, kernels["attention"])
+            stack_s = _alone(stack)
+            parts = {f"{name}_alone_s": alone[name] for name in ("gemm", "attention")}
+            for side in gathers:
+                told = replace(side, params=side.params | parts)
+                _pair(recorder, batch, "stack", stack, stack_s, told, sides_alone[id(side)])
         for name in ("gemm", "attention"):
             for other in ("score", "topk"):
                 side = Side(other, kernels[other], PRIORITY["B"])
                 _pair(recorder, batch, name, kernels[name], alone[name], side, alone[other])
                 _round(recorder, batch, name, kernels[name], 4 if name == "gemm" else 1, other, kernels[other])
+
+
+def layer_stack(geometry: ModelGeometry, batch: int, attention: Work) -> Work:
+    """Products and attention of a layer in turn, two rows a request."""
+    qkv, *others = (weight_sets(n, k).product(2 * batch) for k, n in geometry.layer_weight_shapes().values())
+    parts = [qkv, attention, *others]
+    turns = max(len(work.launches) for work in parts)
+    launches = [work.launches[i % len(work.launches)] for i in range(turns) for work in parts]
+    return Work(launches, sum(work.num_bytes for work in parts) // len(parts))
 
 
 def layer_products(geometry: ModelGeometry, rows: int) -> Work:

@@ -20,6 +20,10 @@ POLICIES = (
     ("retrieval", 1.0),
     ("oasiskv", 0.02),
 )
+START_STRIDE = 2
+STEPS_BESIDE = 7
+"""Steps of a graph beside the distance: four to settle, three that count."""
+COPY_ENGINE_STEPS = 16
 TRACE, TRACE_CONTEXT = "smollm2-135m-reasoning", 6144
 SHORT_TRACE, SHORT_CONTEXT = "smollm2-135m-reasoning-4k-h200", 4096
 
@@ -27,7 +31,15 @@ SHORT_TRACE, SHORT_CONTEXT = "smollm2-135m-reasoning-4k-h200", 4096
 def point(system: str, batch_size: int, context_tokens: int, fetch_cap: float = 1.0, block: int = 16) -> Point:
     """A point with a budget of an eighth of the context."""
     kept = context_tokens // 8 // block
-    return Point(system, batch_size, context_tokens, kept, block, fetch_cap)
+    return Point(
+        system, batch_size, context_tokens, kept, block, fetch_cap, num_steps=STEPS_BESIDE + 1,
+        start_stride=START_STRIDE,
+    )  # fmt: skip
+
+
+def ahead(p: Point, lookahead_k: int) -> Point:
+    """The point at another distance, with as many steps that count."""
+    return replace(p, lookahead_k=lookahead_k, num_steps=p.num_steps + lookahead_k - p.lookahead_k)
 
 
 def cell_points() -> list[list[Point]]:
@@ -45,20 +57,19 @@ def transport_points() -> list[Point]:
         point("oasiskv", 32, 16384, 0.05), point("prefetch-previous", 16, 4096, 0.1), point("oasiskv", 8, 32768, 0.1),
         point("retrieval", 32, 16384, 0.05), point("oasiskv", 8, 16384, 0.1), point("retrieval", 16, 4096),
     ]  # fmt: skip
-    return [replace(p, transport="ce-batched") for p in batched] + [
-        replace(p, transport="ce-contiguous") for p in packed
-    ]
+    long = [replace(p, num_steps=COPY_ENGINE_STEPS, start_stride=1) for p in (*batched, *packed)]
+    return [replace(p, transport="ce-batched" if i < len(batched) else "ce-contiguous") for i, p in enumerate(long)]
 
 
 def varied_points() -> list[Point]:
     """Block sizes, lookahead distances, grids and caps beside the cells' own."""
     first = point("oasiskv", 32, 16384, 0.05)
     return [
-        replace(first, lookahead_k=2), replace(first, gather_ctas=16), point("oasiskv", 32, 16384, 0.05, 32),
-        point("oasiskv", 32, 16384, 0.05, 8), replace(point("oasiskv", 16, 4096, 0.1), lookahead_k=3),
+        ahead(first, 2), replace(first, gather_ctas=16), point("oasiskv", 32, 16384, 0.05, 32),
+        point("oasiskv", 32, 16384, 0.05, 8), ahead(point("oasiskv", 16, 4096, 0.1), 3),
         point("prefetch-previous", 16, 4096, 0.1, 8), point("prefetch-previous", 16, 4096, 0.1, 32),
         point("retrieval", 32, 16384, 0.05), point("prefetch-previous", 32, 16384, 0.3),
-        replace(point("prefetch-previous", 8, 16384, 0.1), lookahead_k=2), point("quest", 32, 4096, block=8),
+        ahead(point("prefetch-previous", 8, 16384, 0.1), 2), point("quest", 32, 4096, block=8),
         replace(point("oasiskv", 8, 32768, 0.05), gather_ctas=8),
     ]  # fmt: skip
 
@@ -70,7 +81,7 @@ def traced_points() -> list[Point]:
     own = [replace(point(s, 32, TRACE_CONTEXT, c), trace=TRACE, model="SmolLM2-135M") for s, c in POLICIES[:6]]
     return [
         *cell, *sizes,
-        replace(point("oasiskv", 16, TRACE_CONTEXT, 0.1), trace=TRACE, lookahead_k=2),
+        ahead(replace(point("oasiskv", 16, TRACE_CONTEXT, 0.1), trace=TRACE), 2),
         replace(point("oasiskv", 32, TRACE_CONTEXT, 0.05), trace=TRACE, transport="ce-contiguous"),
         replace(point("prefetch-previous", 16, SHORT_CONTEXT, 1.0), trace=SHORT_TRACE),
         *own,

@@ -35,7 +35,7 @@ WARM_UP_STEPS = 4
 
 def steady_steps(point: Point) -> slice:
     """Steps that means use: settled, and with plans still being issued."""
-    return slice(WARM_UP_STEPS, point.num_steps - 1 - point.flow().distance)
+    return slice(WARM_UP_STEPS, point.num_steps - max(1, point.flow().distance))
 
 
 def run_work(point: Point, trace: StepTrace, expected: ExpectedMoves | None, hardware: HardwareSpec) -> RunWork:
@@ -101,7 +101,8 @@ def predict(row: dict[str, Any], hardware: HardwareSpec) -> dict[str, Any]:
         expected = expected_moves(point.flow(), trace, point.num_steps)
     run = run_work(point, trace, expected, hardware)
     policy, steps = policy_of(point), steady_steps(point)
-    rates = engine_rates(hardware, policy.transport, policy.gather_ctas, point.batch_size)
+    kv_heads = load_model(point.model).num_kv_heads
+    rates = engine_rates(hardware, policy.transport, policy.gather_ctas, point.batch_size, kv_heads)
     result = play([run], rates, HostTopology(hardware, 1, PlacementSpec()))
     predicted = result.step_s[0][steps]
     measured = np.array(row["step_s"])[:, steps]

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from realhw.figures import FigureMaker, rounded
-from realhw.measurement import Measurement, RawCalibration
+from realhw.measurement import HEAD_DIM, KV_HEADS, Measurement, RawCalibration
 from realhw.profile_pairs import pair_rates
 from simulator.catalog import hardware, load_hardware
 from simulator.specs.base import Figure
@@ -17,8 +17,6 @@ from simulator.specs.hardware import HardwareSpec
 from simulator.specs.validation import validated
 from traces.errors import InputError
 
-KV_HEADS, HEAD_DIM = 8, 128
-"""Of the geometry that the fits hold for, and of measurements that do not say (Qwen3-8B)."""
 SHARED_BELOW = 0.9
 """Two GPUs that copy at once at less than this share of twice the rate of one share a link."""
 BATCH_COUNT = 1024

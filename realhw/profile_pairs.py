@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from realhw.figures import FigureMaker, rounded
-from realhw.measurement import Measurement, RawCalibration
+from realhw.measurement import KV_HEADS, Measurement, RawCalibration
 from traces.errors import InputError
 
 LEAST_RATE = 0.01
@@ -13,7 +13,10 @@ LEAST_RATE = 0.01
 
 
 def pair_rates(raw: RawCalibration, figures: FigureMaker) -> list[dict[str, Any]]:
-    """Two kernels by rounds that start together, as a layer starts them; a kernel and a transfer run freely."""
+    """Two kernels by rounds that start together, as a layer starts them; a kernel and a transfer run freely.
+
+    What was timed beside the layer stack holds for both kinds of kernel in it, products and attention.
+    """
     names = {"kernel": "kernel", "beside": "beside", "ctas": "gather_ctas", "batch": "batch_size"}
     pairs = []
     for values in dict.fromkeys(tuple(r.params.get(name) for name in names) for r in raw.select("pair")):
@@ -27,12 +30,21 @@ def pair_rates(raw: RawCalibration, figures: FigureMaker) -> list[dict[str, Any]
             raise InputError(f"measurements: {kind} {of} lacks the rate of one side")
         what = "rounds that start both" if kind == "pair_round" else "a graph of the two"
         pair: dict[str, Any] = {names[name]: value for name, value in of.items() if value is not None}
+        if "batch_size" in pair:
+            pair["kv_heads"] = kernel[-1].params.get("kv_heads", KV_HEADS)
         pair["kernel_rate"] = _share(figures, kernel[-1].median, what, kernel[-1])
         pair["beside_rate"] = _share(figures, beside[-1].median, what, beside[-1])
         if len(beside) > 1:
             pair |= _launch_wait(figures, beside[0], beside[-1])
-        pairs.append(pair)
+        pairs += _in_stack(pair, beside[-1]) if of["kernel"] == "stack" else [pair]
     return pairs
+
+
+def _in_stack(pair: dict[str, Any], row: Measurement) -> list[dict[str, Any]]:
+    """The pair of either kind in the stack, with a launch of that kind."""
+    return [
+        pair | {"kernel": kind, "kernel_s": rounded(row.params[f"{kind}_alone_s"])} for kind in ("gemm", "attention")
+    ]
 
 
 def _share(figures: FigureMaker, value: float, what: str, row: Measurement) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from realhw.kernels.score.api import score_blocks
 from realhw.kernels.topk.api import topk_blocks, topk_table
 from realhw.kernels.writeback.api import write_back
 from realhw.pieces import PieceSchedule
+from realhw.products import leave_multiprocessors
 from realhw.schedule import Schedule
 from realhw.step_trace import StepTrace
 from realhw.transfers import CopyTransfers
@@ -77,6 +78,10 @@ class DecodeRunner:
     def prepare(self, mark_parts: bool = False) -> None:
         """Compile every kernel with one eager run, then capture the graph."""
         self.schedule.mark_parts = mark_parts
+        with leave_multiprocessors(self.flow.left_multiprocessors if self.schedule.on_gpu else 0):
+            self._prepare()
+
+    def _prepare(self) -> None:
         self.reset()
         if self.schedule.on_gpu:
             eager = Schedule(self.device, ("C", "H"))

@@ -92,9 +92,8 @@ def predict_us(hardware: HardwareSpec, row: Measured) -> float:
     rules = StepRules(model.num_layers, int(selection), on_demand=False, urgent=False, plan_waits=selection)
     nothing = np.zeros(NUM_STEPS)
     run = RunWork(rules, work, nothing, nothing, rate, nothing, nothing)
-    result = play(
-        [run], engine_rates(hardware, policy.transport, 16, row.batch_size), HostTopology(hardware, 1, PlacementSpec())
-    )
+    rates = engine_rates(hardware, policy.transport, 16, row.batch_size, model.num_kv_heads)
+    result = play([run], rates, HostTopology(hardware, 1, PlacementSpec()))
     return float(result.step_s[0, NUM_STEPS // 2 :].mean() * 1e6)
 
 

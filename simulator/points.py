@@ -158,7 +158,8 @@ def _play(point: ResolvedExperiment, demands: tuple[Demand, ...], fits: Footprin
             f"workload.output_tokens {spec.workload.output_tokens} leaves no step to measure: the first "
             f"{shortest - 1} warm up, use at least {shortest}"
         )
-    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas, spec.workload.batch_size)
+    batch_size, kv_heads = spec.workload.batch_size, point.shard.num_kv_heads
+    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas, batch_size, kv_heads)
     return summary.summarise(
         summary.Point(
             model=point.shard,
@@ -194,7 +195,8 @@ def timeline_records(
     runs = run_works(point, demands_by_gpu(point))
     topology = HostTopology(point.hardware, point.num_gpus, point.spec.placement)
     share = SharedLinks.of_runs(topology, runs).begin_all()[0]
-    rates = engine_rates(point.hardware, point.policy.transport, point.policy.gather_ctas, workload.batch_size)
+    policy, kv_heads = point.policy, point.shard.num_kv_heads
+    rates = engine_rates(point.hardware, policy.transport, policy.gather_ctas, workload.batch_size, kv_heads)
     return StepReference(runs[0].rules, runs[0].work, rates, share).play(on_step).records
 
 

@@ -20,6 +20,7 @@ from simulator.step_layout import (
     END,
     H_BUSY,
     HOP,
+    JOIN,
     LEFT_FIRST,
     LEFT_PREFETCH,
     LEFT_REMOTE_FIRST,
@@ -91,7 +92,7 @@ def run_step(
 
     `link_share` in (0, 1] scales H, `remote_share` R. Row t of `steps_s` [T, 17] gets the breakdown (13), the step and
     how long H, D and R were busy. Mutates `counts`, `clock`, `planned_at_s`.
-    Shapes: `durations_s` [T, 19], `attention_s` … `remote_prefetch_s` [T, L], `selects` [L], `rates` [5, 5, 2, 2, 4].
+    Shapes: `durations_s` [T, 20], `attention_s` … `remote_prefetch_s` [T, L], `selects` [L], `rates` [5, 5, 2, 2, 4].
     """
     num_layers = selects.shape[0]
     ring = planned_at_s.shape[1]
@@ -168,7 +169,7 @@ def run_step(
                     compute = attention_s[t, layer]
                 elif phase == SCATTER:
                     compute = scatter_s[t, layer]
-                elif (SCORE <= phase <= PLAN and not selects[layer]) or phase in (WAIT, END, PLAN):
+                elif ((SCORE <= phase <= PLAN or phase == JOIN) and not selects[layer]) or phase in (WAIT, END, PLAN):
                     compute = 0.0
                 elif phase == TOPK:  # top-k and plan are one kind of work and follow each other: one interval
                     compute = dur[TOPK] + dur[PLAN]

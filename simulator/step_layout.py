@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from simulator.engine_rates import Kind
 
 # Phases of the compute stream, in order; SOFTWARE … SAMPLING once, QKV … ALLREDUCE per layer, the rest once.
-SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER, END = (
+SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, JOIN, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER = (
     range(15)
 )
+END = 15
 # Durations beyond the compute stream's phases in the same array.
-SIDE_SCORE, SIDE_TOPK, SIDE_PLAN, HOP = 15, 16, 17, 18
-NUM_DURATIONS = 19
+SIDE_SCORE, SIDE_TOPK, SIDE_PLAN, HOP = 16, 17, 18, 19
+NUM_DURATIONS = 20
 
 PHASE_KIND = np.array(
     [
@@ -27,6 +28,7 @@ PHASE_KIND = np.array(
         Kind.TOPK,
         Kind.TOPK,
         Kind.IDLE,
+        Kind.IDLE,  # launches that side streams' forks and joins hold back
         Kind.ATTENTION,
         Kind.ATTENTION,
         Kind.GEMM,
@@ -44,8 +46,8 @@ STEP, H_BUSY, D_BUSY, R_BUSY, NUM_STEP_COLUMNS = 13, 14, 15, 16, 17
 """Columns after the breakdown in what `run_step` writes per step."""
 PHASE_PART = np.array(
     [
-        T_SOFTWARE, T_DRAFT, T_SAMPLING, T_QKV, T_SCORE, T_PLAN, T_PLAN, T_EXPOSED, T_GATHER, T_ATTENTION, T_FFN,
-        T_ALLREDUCE, T_LM_HEAD, T_OTHER, T_OTHER,
+        T_SOFTWARE, T_DRAFT, T_SAMPLING, T_QKV, T_SCORE, T_PLAN, T_PLAN, T_EXPOSED, T_OTHER, T_GATHER, T_ATTENTION,
+        T_FFN, T_ALLREDUCE, T_LM_HEAD, T_OTHER, T_OTHER,
     ],
     dtype=np.int64,
 )  # fmt: skip

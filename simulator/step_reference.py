@@ -120,6 +120,7 @@ class StepReference:
                 yield from self._wait(t, self.planned, self.first, t - 1, layer)
             if self.rules.prefetches and k <= t:
                 yield from self._wait(t, self.planned, self.prefetched, t - k, layer)
+        yield from self._phase(t, layer, at.JOIN, dur[at.JOIN] if self.work.selects[layer] else 0.0)
         yield from self._phase(t, layer, at.SCATTER, self.work.scatter_s[t, layer])
         yield from self._phase(t, layer, at.ATTENTION, self.work.attention_s[t, layer])
         self.attention.set(t, layer)
@@ -280,6 +281,6 @@ def play_host(
 
 
 PHASE_NAMES = (
-    "software", "draft", "sampling", "qkv", "score", "top-k", "plan", "wait", "scatter", "attention", "o + ffn",
-    "all-reduce", "lm_head", "other", "end",
+    "software", "draft", "sampling", "qkv", "score", "top-k", "plan", "wait", "join", "scatter", "attention",
+    "o + ffn", "all-reduce", "lm_head", "other", "end",
 )  # fmt: skip

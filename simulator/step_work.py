@@ -115,7 +115,9 @@ def build_run_work(
         draft_overhead_s = compute_s(durations_s, attention_s, selects) - compute_s(*kernels(plain), selects)
     prefetch_s = per_layer(moved.prefetch_s)
     gemm_s = durations_s[:, [at.QKV, at.FFN]].sum(axis=1, keepdims=True)
-    wait_s = gather_wait_s(hardware, policy.transport, policy.gather_ctas, batch_size, gemm_s, attention_s)
+    wait_s = gather_wait_s(
+        hardware, policy.transport, policy.gather_ctas, batch_size, gemm_s, attention_s, model.num_kv_heads
+    )
     return RunWork(
         rules=rules,
         work=StepWork(

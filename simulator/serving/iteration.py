@@ -71,7 +71,9 @@ class Iteration:
         self._link, self._write_link = coefficients(self.path.link), coefficients(self.path.write_link)
         self._landing, self._fallback = map(kernel_coefficients, (self.path.landing, self.path.fallback))
         self._kernel_rules, self._remote_counts = kernel_rules(self.path), demand.remote_counts
-        self._gather_wait = GatherWait(setting.hardware, policy.transport, policy.gather_ctas)
+        self._gather_wait = GatherWait(
+            setting.hardware, policy.transport, policy.gather_ctas, setting.model.num_kv_heads
+        )
         self.done_s = np.zeros(at.NUM_STEP_COLUMNS)
         """Sum of all iterations' columns."""
         self.num_iterations = self.measured_decoding = 0
@@ -133,7 +135,7 @@ class Iteration:
         dur[at.ALLREDUCE] = kernels.allreduce_s(rows) + kernels.collectives_s(rows, sampled)
         dur[at.SAMPLING] = kernels.sampling_s(sampled) if sampled else 0.0
         dur[at.LM_HEAD] = kernels.lm_head_s(sampled) if sampled else 0.0
-        dur[at.DRAFT] = dur[at.SCORE] = dur[at.TOPK] = dur[at.PLAN] = 0.0
+        dur[at.DRAFT] = dur[at.SCORE] = dur[at.TOPK] = dur[at.PLAN] = dur[at.JOIN] = 0.0
         dur[at.SIDE_SCORE] = dur[at.SIDE_TOPK] = dur[at.SIDE_PLAN] = 0.0
         if not decoding:
             return
@@ -144,7 +146,7 @@ class Iteration:
         selections = kernels.selections_s(decoding, blocks, mean_size(self.totals[SLOTS], decoding))
         dur[at.SCORE : at.PLAN + 1], dur[at.SIDE_SCORE : at.SIDE_PLAN + 1] = selections
         if self.path.rules.prefetches:
-            dur[at.QKV] += cost.side_streams_s(self.setting.hardware)
+            dur[at.JOIN] = cost.side_streams_s(self.setting.hardware)
 
     def _fill_attention(self, batch: Batch) -> None:
         hardware, model, decoding = self.setting.hardware, self.setting.model, batch.num_decoding

@@ -58,7 +58,7 @@ class ReferenceRun:
         policy, gemm_s = self.setting.policy, row["durations_s"][[at.QKV, at.FFN]].sum()
         wait_s = gather_wait_s(
             self.setting.hardware, policy.transport, policy.gather_ctas, max(1, len(decoding)), gemm_s,
-            row["attention_s"],
+            row["attention_s"], self.setting.model.num_kv_heads,
         )  # fmt: skip
         row["prefetch_s"] = row["prefetch_s"] + wait_s * (row["prefetch_s"] > 0)
         row["attention_s"] = row["attention_s"] + row.pop("fallback_s")
@@ -106,7 +106,7 @@ class ReferenceRun:
                 hardware, model, policy, self.path.rules, self.corrected_share, batch, blocks, slots
             )
             if self.path.rules.prefetches:
-                dur[at.QKV] += cost.side_streams_s(hardware)
+                dur[at.JOIN] = cost.side_streams_s(hardware)
         return dur
 
     def _attention(self, decoding: Sequence[Decoding], chunks: Sequence[tuple[int, int]]) -> np.ndarray:

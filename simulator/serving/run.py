@@ -97,7 +97,7 @@ class ReplicaBuilder:
         self.demand = demand_table(point)
         self.tables = request_pools(model, policy, serving.max_model_len or model.max_position, spec.placement)
         self.static_bytes = static_bytes(model, policy, serving.max_num_batched_tokens)
-        self.rates = RatesByBatch(hardware, policy.transport, policy.gather_ctas)
+        self.rates = RatesByBatch(hardware, policy.transport, policy.gather_ctas, model.num_kv_heads)
         self.topology = HostTopology(hardware, point.num_gpus, spec.placement)
         self.setting = Setting(model, hardware, policy, spec.placement, spec.engine)
         self.path = fetch_path(model, hardware, policy, spec.placement, self.demand.corrected_share)

@@ -188,6 +188,8 @@ class PairRate(Spec):
     """Grid of the gather when `beside` is gather."""
     batch_size: PositiveInt | None = None
     """Requests that the kernels served; null: not told, holds where no row of the pair names a batch."""
+    kv_heads: PositiveInt | None = None
+    """KV heads of a request that the kernels served: work of the same heads slows alike. Null: of any number."""
     kernel_rate: Figure
     """Rate of `kernel` while both run, 1 = alone."""
     beside_rate: Figure
