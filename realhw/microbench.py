@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from realhw.geometry import GEOMETRIES, ModelGeometry
-from realhw.graph_timer import Timing, time_launches
+from realhw.graph_timer import Timing, summarise, time_launches
 from realhw.kernels.activation.api import silu_multiply
 from realhw.kernels.gather.api import gather_blocks
 from realhw.kernels.gather.config import GatherConfig
@@ -33,6 +33,8 @@ SWITCHES = (
     ("score", "topk"),
     ("attention", "append"),
 )
+SWITCHED, SWITCH_ROUNDS = 96, 7
+"""Launches of each kind in a graph, and how often the graphs take turns."""
 GEMM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 ATTENTION_BATCHES = (1, 4, 8, 16, 32, 64)
 WORKING_SETS = (256, 528, 1040, 2064, 4112, 8208)
@@ -171,13 +173,18 @@ def bench_switches(recorder: Recorder, geometry: ModelGeometry, batch: int = 32)
         "append": append_work(geometry, batch),
         "activation": activation_work(geometry, 2 * batch),
     }
-    alone = {name: measure(work).median_s for name, work in works.items()}
     for first, second in SWITCHES:
         pair = zip(itertools.cycle(works[first].launches), itertools.cycle(works[second].launches), strict=False)
-        turns = list(itertools.chain.from_iterable(itertools.islice(pair, 32)))
-        timing = time_launches(turns, len(turns), 9)
-        extra_s = timing.median_s - (alone[first] + alone[second]) / 2
-        recorder.add("switch", extra_s, timing.spread_s, timing.repetitions, first=first, second=second)
+        turns = list(itertools.chain.from_iterable(itertools.islice(pair, SWITCHED)))
+        alone = [list(itertools.islice(itertools.cycle(works[name].launches), SWITCHED)) for name in (first, second)]
+        extra_s = []
+        for _ in range(SWITCH_ROUNDS):  # clocks move by more than a switch costs: each round has all three
+            one_s, both_s, other_s = (
+                time_launches(launches, len(launches), 3).median_s for launches in (alone[0], turns, alone[1])
+            )
+            extra_s.append(both_s - (one_s + other_s) / 2)
+        timing = summarise(extra_s)
+        recorder.add("switch", timing.median_s, timing.spread_s, timing.repetitions, first=first, second=second)
 
 
 def bench_small(recorder: Recorder, geometry: ModelGeometry) -> None:
