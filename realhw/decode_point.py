@@ -44,7 +44,7 @@ class Point:
     lookahead_k: int = 1
     gather_ctas: int = GATHER.num_ctas
     model: str = "Qwen3-8B"
-    num_steps: int = 8
+    num_steps: int = 10
     """Of one graph. The more of it is still to come, the slower the host link serves a gather (docs/calibration.md)."""
     churn: float = 0.45
     miss: float = 0.15

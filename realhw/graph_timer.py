@@ -76,13 +76,17 @@ def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
     return samples[1:]
 
 
-def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.ndarray:
+def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins: bool = False) -> np.ndarray:
     """Capture rounds that start the branches together and end when all have: seconds from the start of a round to the
     end of each branch, [repetitions * rounds, branches]. Each round goes on where the one before left the launches.
 
+    joins: the first branch also waits for a launch of one more stream that ended a round ago, as attention does for
+    blocks that have long arrived; what waits for two starts microseconds after what waits for one.
     Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
     """
     _launch_once(branches)
+    flag, third = torch.zeros(1024, device="cuda").add_(1), new_stream()
+    arrived: torch.cuda.Event | None = None
     streams = [new_stream(branch.priority) for branch in branches]
     turns = [itertools.cycle(branch.launches) for branch in branches]
     marks = [[new_event(timing=True, external=True) for _ in range(1 + len(branches))] for _ in range(rounds)]
@@ -92,6 +96,14 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.
             begin.record(streams[0])
             fork = new_event()
             fork.record(streams[0])
+            if joins:
+                if arrived is not None:
+                    streams[0].wait_event(arrived)
+                with torch.cuda.stream(third):
+                    third.wait_event(fork)
+                    flag.add_(1)
+                    arrived = new_event()
+                    arrived.record(third)
             for branch, turn, stream, end in zip(branches, turns, streams, ends, strict=True):
                 with torch.cuda.stream(stream):
                     stream.wait_event(fork)
@@ -102,6 +114,8 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int) -> np.
                 done = new_event()
                 done.record(stream)
                 streams[0].wait_event(done)
+        if arrived is not None:
+            streams[0].wait_event(arrived)
     samples = np.empty((repetitions + 1, rounds, len(branches)))
     for i in range(repetitions + 1):
         graph.replay()

@@ -21,8 +21,8 @@ POLICIES = (
     ("oasiskv", 0.02),
 )
 START_STRIDE = 2
-STEPS_BESIDE = 7
-"""Steps of a graph beside the distance: four to settle, three that count."""
+STEPS_BESIDE = 9
+"""Steps of a graph beside the distance: four to settle, five that count (a cap's remainder comes round in five)."""
 COPY_ENGINE_STEPS = 16
 TRACE, TRACE_CONTEXT = "smollm2-135m-reasoning", 6144
 SHORT_TRACE, SHORT_CONTEXT = "smollm2-135m-reasoning-4k-h200", 4096
