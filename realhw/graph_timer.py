@@ -81,7 +81,8 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins:
     end of each branch, [repetitions * rounds, branches]. Each round goes on where the one before left the launches.
 
     joins: the first branch also waits for a launch of one more stream that ended a round ago, as attention does for
-    blocks that have long arrived; what waits for two starts microseconds after what waits for one.
+    blocks that have long arrived, and is launched last; what waits for two starts microseconds after what waits for
+    one.
     Every launch runs once before the capture, so that compilation stays out. One replay is thrown away.
     """
     _launch_once(branches)
@@ -104,7 +105,8 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins:
                     flag.add_(1)
                     arrived = new_event()
                     arrived.record(third)
-            for branch, turn, stream, end in zip(branches, turns, streams, ends, strict=True):
+            lanes = list(zip(branches, turns, streams, ends, strict=True))
+            for branch, turn, stream, end in reversed(lanes) if joins else lanes:
                 with torch.cuda.stream(stream):
                     stream.wait_event(fork)
                     for launch in itertools.islice(turn, branch.calls):
