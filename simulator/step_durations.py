@@ -84,7 +84,7 @@ def compute_s(durations_s: Float, attention_s: Float, selects: NDArray[np.bool_]
     """Mean seconds of a step's kernels on the compute stream, one after another."""
     once = durations_s[:, [at.DRAFT, at.SAMPLING, at.LM_HEAD]].sum(axis=1)
     per_layer = durations_s[:, [at.QKV, at.FFN, at.ALLREDUCE]].sum(axis=1) * len(selects)
-    selection = durations_s[:, [at.SCORE, at.TOPK, at.PLAN, at.JOIN]].sum(axis=1) * selects.sum()
+    selection = durations_s[:, [at.SCORE, at.TOPK, at.PLAN]].sum(axis=1) * selects.sum()
     return float((once + per_layer + selection + attention_s.sum(axis=1)).mean())
 
 

@@ -1,4 +1,4 @@
-"""Predictions of points that ran on a real H200, on the profile calibrated in the same lease."""
+"""Predictions of points that ran on real H200s, with the profile calibrated on one of them."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,12 @@ from realhw.predictions import predict, steady_steps
 from simulator.catalog import load_hardware
 from simulator.specs.base import Figure
 
-RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "campaign.jsonl"
+H200 = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200"
+RECORDED, SAME_MACHINE = H200 / "campaign.jsonl", H200 / "campaign-same-machine.jsonl"
 
 
-def row_of(system, batch, context):
-    rows = [json.loads(line) for line in RECORDED.read_text().splitlines()[1:]]
+def row_of(system, batch, context, campaign=RECORDED):
+    rows = [json.loads(line) for line in campaign.read_text().splitlines()[1:]]
     wanted = {"system": system, "batch_size": batch, "context_tokens": context, "model": "Qwen3-8B"}
     return next(r for r in rows if r["status"] == "ok" and wanted.items() <= r["point"].items())
 
@@ -28,7 +29,7 @@ def hardware():
 
 @pytest.mark.parametrize(("system", "batch"), [("dense", 16), ("dense", 64), ("quest", 16), ("quest", 32)])
 def test_flows_without_transfers_are_predicted_within_five_percent(system, batch, hardware):
-    found = predict(row_of(system, batch, 4096), hardware)
+    found = predict(row_of(system, batch, 4096, SAME_MACHINE), hardware)
     assert abs(found["error"]) < 0.05
     assert found["byte_mismatches"] == found["fetched_blocks"] == 0
     assert found["transfer_over_compute"] == 0
@@ -46,15 +47,18 @@ def test_a_small_run_with_transfers_moves_what_the_rules_say_and_takes_about_as_
 
 @pytest.mark.parametrize(("system", "layers"), [("quest", 0), ("retrieval", 0), ("prefetch-previous", 36)])
 def test_side_streams_cost_each_layer_of_flows_that_plan_beside_compute_and_no_other(system, layers, hardware):
-    def tpot_s(side_streams_s):
+    row = row_of(system, 1, 4096)
+
+    def tpot_s(side_streams_s, pairs):
         figure = Figure(value=side_streams_s, source="a test")
         kernels = hardware.kernels.model_copy(update={"side_streams_s": figure})
-        row = row_of(system, 1, 4096)
-        return predict(row, hardware.model_copy(update={"kernels": kernels}))["predicted_tpot_s"]
+        return predict(row, hardware.model_copy(update={"kernels": kernels, "pairs": pairs}))["predicted_tpot_s"]
 
-    # A compute-bound step shows all of it.
-    more_s = tpot_s(4e-6) - tpot_s(0.0)
-    assert more_s == pytest.approx(layers * 4e-6, rel=0.05, abs=1e-12)
+    # A compute-bound step shows all of it, less what scoring no longer takes from attention meanwhile.
+    assert tpot_s(4e-6, ()) - tpot_s(0.0, ()) == pytest.approx(layers * 4e-6, rel=1e-6, abs=1e-12)
+    more_s = tpot_s(4e-6, hardware.pairs) - tpot_s(0.0, hardware.pairs)
+    assert (more_s > 0) == (layers > 0)
+    assert more_s <= layers * 4e-6 + 1e-12
 
 
 def test_a_moved_block_that_differs_is_counted():
@@ -73,4 +77,5 @@ def test_points_become_the_policies_of_their_systems():
     assert policy_of(Point("retrieval", 1, 4096)).predictor == "current"
     draft = policy_of(Point("oasiskv", 1, 16384, fetch_cap=0.05, lookahead_k=2))
     assert (draft.predictor, draft.residency, draft.slack_blocks, draft.lookahead_k) == ("draft", "slack", 13, 2)
-    assert steady_steps(Point("oasiskv", 1, 16384, lookahead_k=2)) == slice(4, 13)
+    assert steady_steps(Point("oasiskv", 1, 16384, lookahead_k=2, num_steps=16)) == slice(4, 14)
+    assert steady_steps(Point("dense", 1, 16384, num_steps=16)) == slice(4, 15)

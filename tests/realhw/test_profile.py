@@ -48,8 +48,8 @@ def test_measured_figures_carry_spread_and_repetitions_and_agree_with_independen
         assert figure.spread is not None
         assert figure.repetitions >= 5
         assert "NVIDIA H200" in figure.source
-    # Earlier runs on another machine of this kind: 55.1 GB/s, 2.7 us an operation, 48-51 GB/s by gather.
-    assert link.h2d_bytes_per_s.value == pytest.approx(55.1e9, rel=0.02)
+    # Other machines of this kind: 54.8 to 55.1 GB/s, 2.5 to 2.7 us an operation, 48-51 GB/s by gather.
+    assert link.h2d_bytes_per_s.value == pytest.approx(55.1e9, rel=0.05)
     assert link.ce_op_s.value == pytest.approx(2.7e-6, rel=0.12)
     assert link.gather_bytes_per_s.value == pytest.approx(50e9, rel=0.03)
     # NVLink: 392 GB/s there too.
@@ -66,18 +66,47 @@ def test_unmeasured_figures_keep_the_catalog_source(profile):
 
 def test_pairs_cover_the_table_at_every_batch(profile):
     pairs = {(p.kernel, p.beside, p.gather_ctas, p.batch_size) for p in profile.pairs}
-    for batch in (1, 8, 32, 64):
+    for batch in (1, 8, 16, 32, 64):
         for kernel in ("gemm", "attention", "score", "topk"):
             assert {(kernel, "ce_h2d", None, batch), (kernel, "ce_d2h", None, batch)} <= pairs
             assert {(kernel, "gather", n, batch) for n in (4, 8, 16)} <= pairs
         assert {(k, b, None, batch) for k in ("gemm", "attention") for b in ("score", "topk")} <= pairs
-    assert len(pairs) == len(profile.pairs) == 4 * 24
+    assert len(pairs) == len(profile.pairs) == 5 * 24
+    assert {p.kv_heads for p in profile.pairs} == {8}
     assert all((p.launch_wait_s is not None) == (p.beside == "gather") for p in profile.pairs)
-    # A layer's scoring hides behind attention at batch 1 and hardly at batch 64.
-    together = {p.batch_size: p for p in profile.pairs if (p.kernel, p.beside) == ("attention", "score")}
-    whole = [together[n].kernel_rate.value + together[n].beside_rate.value for n in (1, 8, 32, 64)]
-    assert whole[0] == max(whole) > 1.4
-    assert 1.0 < whole[3] < 1.3
+    # Scoring starts before attention and holds the multiprocessors: next to nothing is won over one after the other.
+    for pair in profile.pairs:
+        if (pair.kernel, pair.beside) == ("attention", "score"):
+            assert pair.kernel_rate.value < 0.5 < pair.beside_rate.value
+            assert 0.95 < pair.kernel_rate.value + pair.beside_rate.value < 1.15
+    # The default gather leaves the layer stack nine tenths of its rate, larger ones less.
+    for batch in (1, 8, 16, 32, 64):
+        stack = {
+            p.gather_ctas: p for p in profile.pairs if (p.kernel, p.beside, p.batch_size) == ("gemm", "gather", batch)
+        }
+        assert stack[4].kernel_rate.value > 0.9 > 0.75 < stack[4].beside_rate.value
+        assert stack[16].kernel_rate.value < stack[4].kernel_rate.value
+
+
+def test_what_ran_beside_the_layer_stack_holds_for_both_kinds_of_its_kernels(raw):
+    of = {"kernel": "stack", "beside": "gather", "ctas": 4, "batch": 32, "kv_heads": 4}
+    alone = {"kernel_alone_s": 37e-6, "gemm_alone_s": 28e-6, "attention_alone_s": 70e-6}
+    rows = [
+        Measurement(
+            "pair",
+            value,
+            0.01,
+            5,
+            unit="1",
+            params={"which": which, "blocks": n, "beside_alone_s": n * 1e-7, **of, **alone},
+        )
+        for n in (256, 2048)
+        for which, value in (("kernel_rate", 0.9), ("beside_rate", 0.8))
+    ]
+    pairs = {p.kernel: p for p in _with_rows(_without_pairs(raw), *rows).pairs}
+    assert pairs.keys() == {"gemm", "attention"}
+    assert {(p.kernel_rate.value, p.beside_rate.value, p.kv_heads) for p in pairs.values()} == {(0.9, 0.8, 4)}
+    assert (pairs["gemm"].kernel_s, pairs["attention"].kernel_s) == (28e-6, 70e-6)
 
 
 def test_a_torn_last_line_is_dropped_and_a_torn_middle_one_is_named(tmp_path):

@@ -108,6 +108,22 @@ def test_pair_rates_are_linear_in_the_logarithm_of_the_batch_and_constant_beyond
     np.testing.assert_allclose(engine_rates(hardware, "gather", 16, 16)[Kind.TOPK, Kind.GEMM, 0, 0, :2], (0.6, 0.8))
 
 
+def test_work_of_as_many_heads_slows_alike_whatever_the_batch():
+    timed = [_pair("attention", "score", n, (rate, 0.5)) for n, rate in ((8, 0.9), (32, 0.5))]
+    hardware = H200.model_copy(update={"pairs": tuple(p.model_copy(update={"kv_heads": 8}) for p in timed)})
+
+    def rate(batch_size: int, kv_heads: int | None) -> float:
+        return float(engine_rates(hardware, "gather", 16, batch_size, kv_heads)[Kind.ATTENTION, Kind.SCORE, 0, 0, C])
+
+    assert rate(16, 8) == rate(32, 4) == rate(64, 2) == pytest.approx(0.7)
+    assert rate(16, None) == rate(16, 8), "as many as were timed"
+    of_any = H200.model_copy(update={"pairs": tuple(timed)})
+    assert engine_rates(of_any, "gather", 16, 16, 2)[Kind.ATTENTION, Kind.SCORE, 0, 0, C] == pytest.approx(0.7)
+    # One GPU of two holds half of the heads; the serving level keeps a table for each batch.
+    by_batch = RatesByBatch(hardware, "gather", 16, 4)
+    np.testing.assert_array_equal(by_batch.at(32), engine_rates(hardware, "gather", 16, 16, 8))
+
+
 def test_three_at_once_multiply_kernels_and_weigh_the_link_by_the_share_of_the_chip():
     pairs = (
         _pair("attention", "score", None, (0.2, 0.6)), _pair("attention", "gather", None, (0.9, 0.8), 16),

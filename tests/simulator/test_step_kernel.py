@@ -44,6 +44,7 @@ def random_case(seed: int) -> tuple[StepRules, StepWork, np.ndarray, Share]:
         dur[:, at.SCORE : at.PLAN + 1] = rng.uniform(US, 20 * US, 3)
     if k or (same_step and not stream_buffers):
         dur[:, at.SIDE_SCORE : at.SIDE_PLAN + 1] = rng.uniform(US, 30 * US, 3)
+        dur[:, at.JOIN] = rng.uniform(0, 10 * US)
     dur[:, at.HOP] = 0.0 if stream_buffers else rng.choice([0.0, 10 * US])
     shape = (steps, layers)
     selects = rng.random(layers) < 0.9
