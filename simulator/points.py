@@ -24,7 +24,7 @@ from traces.errors import CapacityError, InputError
 
 Row = dict[str, Any]
 
-TIMELINE_VERSION = 14
+TIMELINE_VERSION = 15
 """Part of every point's cache key; raised when a change of cost, links or timeline moves a result."""
 
 
