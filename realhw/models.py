@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from realhw.gguf_header import gguf_flag
+from realhw.tokenizer_check import check_first_token, check_words
 from simulator.cache import cache_folder
 from traces.errors import EnvironmentMissing, InputError
 from traces.schema import ModelGeometry
@@ -110,7 +112,7 @@ def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32")
     with _one_line(name_or_path, "cannot be loaded", options):
         AutoConfig.from_pretrained(source, **options)
     with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
-        tokenizer = _tokenizer_of(source, options)
+        tokenizer = _tokenizer_of(source, options, name_or_path)
     with _one_line(name_or_path, "cannot be loaded", options):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
     model = model.to(device).eval()
@@ -121,15 +123,16 @@ def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; as `load_model`."""
     source, _, _, options = _locate(name_or_path)
     with _one_line(name_or_path, "has no tokenizer that can be loaded", options):
-        return _tokenizer_of(source, options)
+        return _tokenizer_of(source, options, name_or_path)
 
 
-def _tokenizer_of(source: str, options: Mapping[str, Any]) -> Any:
-    """One made from a GGUF file can say `add_bos_token` and yet add none until it is told again; Gemma without its
-    first token writes nonsense."""
+def _tokenizer_of(source: str, options: Mapping[str, Any], model: str) -> Any:
+    """Raises EnvironmentMissing for one that splits whole words, or leaves out the first token that its file names."""
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    if getattr(tokenizer, "add_bos_token", False) and tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]:
-        tokenizer.add_bos_token = True
+    file = options.get("gguf_file")
+    wanted = file is not None and gguf_flag(Path(source) / file, "tokenizer.ggml.add_bos_token")
+    check_first_token(tokenizer, model, bool(wanted))
+    check_words(tokenizer, model)
     return tokenizer
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import DeepseekV3Config, Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig
 
 from realhw.drafters import NgramDrafter
-from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_model, load_tokenizer
+from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_model
 from realhw.prompts import Message, Prompt, encode_prompt, fit_context, load_prompts
 from realhw.record import record
 from realhw.record_options import RecordOptions
@@ -82,31 +82,6 @@ def test_shipped_prompt_is_one_chat() -> None:
     (prompt,) = load_prompts(SHIPPED)
     assert prompt.messages is not None
     assert [message.role for message in prompt.messages[-3:]] == ["user", "assistant", "user"]
-
-
-class ForgetfulTokenizer(NumberTokenizer):
-    """Says that it starts with token 2, and does so once told again: as one made from a GGUF file."""
-
-    bos_token_id = 2
-
-    def __init__(self, says: bool) -> None:
-        self.add_bos_token, self._starts = says, False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "add_bos_token" and "_starts" in vars(self):
-            super().__setattr__("_starts", value)
-        super().__setattr__(name, value)
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [2] * self._starts + [len(word) for word in text.split()]}
-
-
-@pytest.mark.parametrize(("says", "expected"), [(True, [2, 1, 3]), (False, [1, 3])])
-def test_a_prompt_starts_with_the_token_that_its_model_needs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: bool, expected: list[int]
-) -> None:
-    monkeypatch.setattr("realhw.models.AutoTokenizer.from_pretrained", lambda *_, **__: ForgetfulTokenizer(says))
-    assert encode_prompt(load_tokenizer(str(tmp_path)), Prompt(text="a bcd")) == expected
 
 
 def test_ngram_takes_the_longest_then_the_latest_match() -> None:

@@ -10,6 +10,13 @@ class NumberTokenizer:
 
     chat_template: str | None = None
     eos_token_id = 0
+    all_special_ids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.added_tokens_decoder: dict[int, str] = {}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(word) for word in text.split()]}
