@@ -72,6 +72,7 @@ class _Builder:
             ("nvlink", self._nvlink()),
         ):  # fmt: skip
             data[section].update({key: figure.model_dump(exclude_none=True) for key, figure in figures.items()})
+        data["link"]["gather_ctas"] = self._raw.select("gather_size")[0].params["ctas"]
         data["kernels"].pop("table", None)  # of other kernels than the ones timed here
         data["kernels"]["gemms"] = [
             {"m": r.params["m"], "n": r.params["n"], "k": r.params["k"], "seconds": rounded(r.median)}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from realhw.decode_point import Point
 from realhw.predictions import predict
 from realhw.validation_summary import is_contended, summarise
 from simulator.catalog import load_hardware
@@ -27,6 +31,8 @@ def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], lis
                 found.append(json.loads(line))
             except ValueError:
                 torn.append(number)
+        if not found:
+            raise InputError(f"{path}: is no campaign of decode points (empty or torn)")
         head, *rows = found
         ran = [row for row in rows if row["status"] == "ok"]
         if not head["device"]["name"]:
@@ -35,7 +41,33 @@ def read_campaign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], lis
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is no campaign of decode points ({type(error).__name__}: {error})") from error
+    if not ran:
+        raise InputError(f"{path}: no point of this campaign ran")
+    for row in ran:
+        _require_comparable(path, row)
+    keys = [row["key"] for row in ran]
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: point {twice[0]} is there {keys.count(twice[0])} times")
     return head, ran, torn
+
+
+def _require_comparable(path: Path, row: dict[str, Any]) -> None:
+    """Raises InputError for a point whose times are no times, or whose record of what moved is not whole."""
+    try:
+        point = Point(**row["point"])
+        flow, steps = point.flow(), np.array(row["step_s"], dtype=np.float64)
+        if steps.ndim != 2 or steps.shape[1] != point.num_steps or not (np.isfinite(steps) & (steps > 0)).all():
+            raise InputError(f"step_s is not {point.num_steps} positive times of each run")
+        if row.get("finite") is False:
+            raise InputError("the run's logits were not finite")
+        for name in ("fetched", "evicted", "fetched_hash", "evicted_hash") if flow.moves else ():
+            if len(row.get(name) or ()) != point.num_steps:
+                raise InputError(f"{name} is not there for each of {point.num_steps} steps")
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: point {row.get('key')}: {type(error).__name__}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: point {row.get('key')}: {error}") from error
 
 
 def other_device(device: str, profile: str, profile_device: str | None) -> str | None:

@@ -96,6 +96,8 @@ def resolve(experiment: ExperimentSpec) -> ResolvedExperiment:
             f"positions, {model.name} has {model.longest_context}"
         )
     policy = resolve_policy(experiment.system, overrides, context_tokens, experiment.placement)
+    if hardware.link.gather_ctas is not None and "gather_ctas" not in overrides:
+        policy = policy.model_copy(update={"gather_ctas": hardware.link.gather_ctas})
     require_rank(policy, model)
     require_sinks(policy)
     if experiment.serving is None:

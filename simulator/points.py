@@ -255,6 +255,8 @@ def parameters(point: ResolvedExperiment) -> Row:
     shown = dict.fromkeys(PARAMETERS) | values
     for key in (*(p for p in PARAMETERS if p.startswith("policy.")), *(f"policy.{key}" for key in spec.policy)):
         shown[key] = resolved[key]
+    if point.hardware.link.gather_ctas is not None:
+        shown["policy.gather_ctas"] = resolved["policy.gather_ctas"]
     if spec.placement.kv_tier != "host":
         shown |= {f"placement.{key}": getattr(spec.placement, key) for key in ("remote_path", "nic_numa")}
         shown |= {key: resolved[key] for key in ("policy.host_residency", "policy.host_cache_tokens")}

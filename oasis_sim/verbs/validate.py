@@ -196,6 +196,8 @@ def _require(summary: dict[str, Any], given: dict[str, float | None]) -> None:
     failures = []
     if summary["byte_mismatches"]:
         failures.append(f"{summary['byte_mismatches']} plans moved other blocks than replay")
+    if summary["torn_lines"]:
+        failures.append(f"{len(summary['torn_lines'])} torn lines were not read")
     for name, goal in GOALS.items():
         limit = given[name] if given[name] is not None else goal
         if summary[name] is None or summary[name] > limit:

@@ -113,6 +113,8 @@ class LinkFigures(Spec):
     """One thread block's rate: bytes in flight / read latency."""
     gather_latency_s: Figure
     """Read latency of local pinned memory."""
+    gather_ctas: PositiveInt | None = None
+    """Thread blocks of the gather that was timed: what a policy has that names none. Null: its own default."""
 
 
 class HostFigures(Spec):

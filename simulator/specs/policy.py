@@ -62,7 +62,7 @@ class PolicySpec(Spec):
     """How blocks cross the host link. ce-*: copy engine, one operation per block, per contiguous run in one
     batched submission, or one per layer after the CPU has packed it; gather: SMs read pinned host memory."""
     gather_ctas: Annotated[int, Field(gt=0, le=4096, strict=True)] = 16
-    """Thread blocks of the gather kernel."""
+    """Thread blocks of the gather kernel; where none are named, those of a calibrated profile (`link.gather_ctas`)."""
     miss_rule: MissRule = "attend"
     """stall: fetch what the real query selects and is absent, then attend; attend: attend to what is resident;
     correct: stall for the heads whose query is less like the step before's than `correction_cosine`; dense: a head

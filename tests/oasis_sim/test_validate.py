@@ -53,6 +53,50 @@ def test_torn_lines_are_named(campaign, tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["torn_lines"] == [2, 4]
 
 
+def test_check_fails_where_lines_were_not_read(campaign, tmp_path):
+    head, first, second, _ = campaign.read_text().splitlines()
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("\n".join([head, first, second[:500]]))
+    with pytest.raises(CheckFailed, match="1 torn lines were not read"):
+        validate(str(torn), HARDWARE, str(tmp_path / "out"), None, True, 1.0, 1.0, as_json=True)
+
+
+BROKEN = {
+    "step_s is not": lambda row: row.update(step_s=[[float("nan")] * len(row["step_s"][0])]),
+    "positive times": lambda row: row.update(step_s=[step[:-1] for step in row["step_s"]]),
+    "not finite": lambda row: row.update(finite=False),
+    "evicted is not there for each": lambda row: row.pop("evicted"),
+    "fetched_hash is not there for each": lambda row: row["fetched_hash"].pop(),
+    "fetched_hash is not of": lambda row: row["fetched_hash"][0].pop(),
+    "unexpected keyword": lambda row: row["point"].update(nonsense=1),
+}
+
+
+@pytest.mark.parametrize("told", BROKEN)
+def test_a_point_that_cannot_be_compared_is_named(told, campaign, tmp_path):
+    head, *lines = campaign.read_text().splitlines()
+    row = json.loads(lines[-1])
+    BROKEN[told](row)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("\n".join([head, json.dumps(row)]) + "\n")
+    with pytest.raises(InputError, match=told) as refused:
+        validate(str(broken), HARDWARE, str(tmp_path / "out"), None, False, None, None, as_json=True)
+    assert row["key"] in str(refused.value)
+
+
+def test_no_points_and_points_there_twice_are_told(campaign, tmp_path):
+    head, first, *_ = campaign.read_text().splitlines()
+    for text, told in (
+        (head + "\n", "no point of this campaign ran"), ("", "empty or torn"), (head[:40], "empty or torn"),
+        ("\n".join([head, first, first]), "is there 2 times"),
+    ):  # fmt: skip
+        path = tmp_path / "campaign.jsonl"
+        path.write_text(text)
+        with pytest.raises(InputError, match=told):
+            validate(str(path), HARDWARE, str(tmp_path / "out"), None, False, None, None, as_json=True)
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_campaign_is_compared_without_torch(campaign, tmp_path):
     for name in ("torch", "triton"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")

@@ -9,6 +9,9 @@ from realhw.figures import fit_affine
 from realhw.measurement import Measurement, Recorder, read_measurements
 from realhw.profile import build_profile, write_profile
 from simulator.catalog import load_hardware
+from simulator.experiment import resolve
+from simulator.points import parameters
+from simulator.specs.experiment import ExperimentSpec
 from traces.errors import InputError
 
 RECORDED = Path(__file__).resolve().parents[2] / "docs" / "validation" / "h200" / "calibration.jsonl"
@@ -86,6 +89,19 @@ def test_pairs_cover_the_table_at_every_batch(profile):
         }
         assert stack[4].kernel_rate.value > 0.9 > 0.75 < stack[4].beside_rate.value
         assert stack[16].kernel_rate.value < stack[4].kernel_rate.value
+
+
+def test_a_policy_that_names_no_grid_has_the_one_that_was_timed(profile):
+    assert profile.link.gather_ctas == 4
+
+    def ctas(hardware, **policy):
+        return resolve(ExperimentSpec(hardware=hardware, policy=policy)).policy.gather_ctas
+
+    assert [ctas("h200-sxm-calibrated"), ctas("h200-sxm-calibrated", gather_ctas=8), ctas("h200-sxm")] == [4, 8, 16]
+    # A sweep's table says so, since what runs on a GPU is chosen from it.
+    values = parameters(resolve(ExperimentSpec(hardware="h200-sxm-calibrated")))
+    assert values["policy.gather_ctas"] == 4
+    assert "policy.gather_ctas" not in parameters(resolve(ExperimentSpec(hardware="h200-sxm")))
 
 
 def test_what_ran_beside_the_layer_stack_holds_for_both_kinds_of_its_kernels(raw):
