@@ -10,7 +10,7 @@ import pytest
 from traces.errors import InputError
 from traces.memory import MemoryGroup, memory_group
 from traces.synth.measure import measure, members, stale_losses
-from traces.synth.statistics import TraceStatistics, load_statistics, save_statistics
+from traces.synth.statistics import TraceStatistics, load_statistics, popularity_groups, save_statistics
 
 STEPS, CONTEXT, SIZE, RANKED = 40, 1024, 16, 20
 
@@ -53,12 +53,25 @@ def test_persistence_of_known_sets(statistics: TraceStatistics) -> None:
     assert at[8] == pytest.approx(odd)
 
 
-def test_older_blocks_by_octave_of_age(statistics: TraceStatistics) -> None:
-    """Of 63 selectable blocks the newest 16 are recent; ages 16 … 31 and 32 … 60 are the octaves."""
+def test_popularity_by_octave_of_age(statistics: TraceStatistics) -> None:
+    """Of 63 selectable blocks the newest 16 are recent; ages 16 … 31 and 32 … 60 are the octaves. The best 4 are old
+    and always there; of the best 8 two turns of four alternate, one of them a block across the two octaves."""
     head = statistics.layers[0].heads[0]
-    four, eight = (statistics.set_sizes.index(size) for size in (4, 8))
-    assert head.older[four] == pytest.approx((0.0, 4 / 29))
-    assert head.older[eight] == pytest.approx((1.5 / 16, 6.5 / 29))
+    young, old = (np.array(octave) for octave in statistics.popularity_groups)
+    assert (young.sum(), old.sum()) == (16, 29)
+    four, eight = (np.array(head.popularity[statistics.set_sizes.index(size)]) for size in (4, 8))
+    assert four[: len(young)] @ young == 0
+    assert four[len(young) :].tolist() == [1.0] * 4 + [0.0] * (len(old) - 4)
+    assert eight[: len(young)] @ young == pytest.approx(1.5)
+    assert eight[len(young) :] @ old == pytest.approx(6.5)
+
+
+def test_groups_of_popularity_hold_every_block_and_the_first_ones_alone() -> None:
+    for count in (1, 5, 32, 500, 60_000):
+        groups = popularity_groups(count)
+        assert sum(groups) == count
+        assert min(groups) == groups[0] == 1
+        assert max(groups) <= max(1, count / 10)
 
 
 def test_drafts_against_target_and_the_position_before(statistics: TraceStatistics) -> None:

@@ -1,8 +1,10 @@
-"""A synthesised twin of the recorded trace replays like it: hit rate and churn within 5 %, recall within 2 %; at twice
-its context like a recording there, within 10 %."""
+"""Synthesised twins of every shipped recording replay like it: hit rate and churn within 5 %; at twice the context
+like a recording there, within 10 % (churn of three heads within 15 %)."""
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from simulator.mapping import Mapping
 from simulator.policy_composition import resolve_policy
 from simulator.replay import replay
-from traces.catalog import resolve
+from traces.catalog import resolve, shipped_traces
 from traces.group import TraceGroup
 from traces.predicted import set_is_exact
 from traces.reader import FileGroup, open_trace
@@ -31,10 +33,11 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft k=2, uncapped": ("oasiskv", {"lookahead_k": 2, "fetch_cap": 1.0}),
 }
 BUDGETS = (512, 2048)
-SHORTER = tuple(
-    f"smollm2-135m-{name}"
-    for name in ("code-4k-h200", "needle-7k-h200", "reasoning-2k-h200", "reasoning-4k-h200", "sparse-drafts")
-)
+MANY_HEADS = 36
+"""One twin's churn is uncertain by 2 % and more: so many twins are averaged that they have as many heads."""
+OTHERS = tuple(name for name in shipped_traces() if name != RECORDED)
+WHOLE_RECALL = 0.06
+"""Of the other recordings; copying moves attention along the copied text, and the process knows no such motion."""
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +69,45 @@ def _replayed(group: TraceGroup, layers: tuple[int, ...], policy: str, budget: i
     return demand.hit_rate(), demand.churn(), demand.mean_recall()
 
 
+def _drafted(group: TraceGroup, policy: str, budget: int) -> bool:
+    """Whether the drafts that a policy needs are there, and at this budget as they were recorded: a compact copy keeps
+    the sets of few."""
+    if not policy.startswith("draft"):
+        return True
+    ranking = f"draft{POLICIES[policy][1].get('lookahead_k', 1)}"
+    return ranking in group.rankings(SIZE) and set_is_exact(group, SIZE, ranking, budget // SIZE)
+
+
 def _require_alike(
-    recorded: TraceGroup, twin: TraceGroup, layers: tuple[int, ...], budgets: tuple[int, ...] = BUDGETS
+    recorded: TraceGroup,
+    twins: list[TraceGroup],
+    layers: tuple[int, ...],
+    budgets: tuple[int, ...] = BUDGETS,
+    recall_tolerance: float = RECALL_TOLERANCE,
 ) -> None:
-    """A compact copy's drafts at a budget that it keeps no sets of are not what was recorded, and not compared."""
-    far = []
+    """The mean of the twins is within the tolerances of the recording."""
+    far, compared = [], 0
     for policy in POLICIES:
         for budget in budgets:
-            if policy.startswith("draft") and not set_is_exact(recorded, SIZE, "draft1", budget // SIZE):
+            if not _drafted(recorded, policy, budget):
                 continue
-            pairs = zip(
-                ("hit rate", "churn", "recall"),
-                _replayed(recorded, layers, policy, budget),
-                _replayed(twin, layers, policy, budget),
-                strict=True,
-            )
+            of_twins = np.mean([_replayed(twin, layers, policy, budget) for twin in twins], axis=0)
+            ours = np.array(_replayed(recorded, layers, policy, budget))
+            off = np.abs(of_twins - ours) / np.array([ours[0], ours[1], 1.0])
+            compared += 1
             far += [
-                f"{policy}, {budget} tokens: {name} {theirs:.4f}, recorded {ours:.4f}"
-                for name, ours, theirs in pairs
-                if abs(theirs / ours - 1) > (RECALL_TOLERANCE if name == "recall" else TOLERANCE)
+                f"{policy}, {budget} tokens: {name} {theirs:.4f}, recorded {mine:.4f}"
+                for name, theirs, mine, by, most in zip(
+                    ("hit rate", "churn", "recall"),
+                    of_twins,
+                    ours,
+                    off,
+                    (TOLERANCE, TOLERANCE, recall_tolerance),
+                    strict=True,
+                )
+                if by > most
             ]
+    assert compared >= len(POLICIES) - 1
     assert not far, "; ".join(far)
 
 
@@ -94,24 +116,26 @@ def test_twin_replays_alike_on_every_other_layer(
     recorded: TraceGroup, statistics: TraceStatistics, seed: int, tmp_path: Path
 ) -> None:
     layers = tuple(range(0, 30, 2))
-    _require_alike(recorded, _twin(statistics, seed, layers, tmp_path / "twin.zarr"), layers)
+    _require_alike(recorded, [_twin(statistics, seed, layers, tmp_path / "twin.zarr")], layers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_whole_twin_replays_alike(recorded: TraceGroup, statistics: TraceStatistics, seed: int, tmp_path: Path) -> None:
     layers = tuple(range(30))
-    _require_alike(recorded, _twin(statistics, seed, layers, tmp_path / "twin.zarr"), layers)
+    _require_alike(recorded, [_twin(statistics, seed, layers, tmp_path / "twin.zarr")], layers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHORTER)
-def test_twins_of_the_shorter_recordings_replay_alike(name: str, tmp_path: Path) -> None:
-    trace = open_trace(resolve(name))
-    group = trace.group(trace.group_names[0])
-    layers = group.layers(SIZE)
-    twin = _twin(measure(group, SIZE), 0, layers, tmp_path / "twin.zarr")
-    _require_alike(group, twin, layers, budgets=(256, 512, 1024))
+@pytest.mark.parametrize("name", OTHERS)
+def test_twins_of_every_other_recording_replay_alike(name: str, tmp_path: Path) -> None:
+    group = _first_request(name)
+    layers, statistics = group.layers(SIZE), measure(group, SIZE)
+    number = math.ceil(MANY_HEADS / (len(layers) * group.num_kv_heads))
+    twins = [_twin(statistics, seed, layers, tmp_path / f"{seed}.zarr") for seed in range(number)]
+    most = SIZE * group.max_ranked_blocks(SIZE)
+    budgets = tuple(budget for budget in (256, 512, 1024, 2048, 4032) if budget <= most)
+    _require_alike(group, twins, layers, budgets, WHOLE_RECALL)
 
 
 def test_replay_tells_other_statistics_apart(recorded: TraceGroup, statistics: TraceStatistics, tmp_path: Path) -> None:
@@ -132,18 +156,35 @@ def test_replay_tells_other_statistics_apart(recorded: TraceGroup, statistics: T
     ]
     twin = _twin(statistics.model_copy(update={"layers": tuple(restless)}), 0, layers, tmp_path / "twin.zarr")
     with pytest.raises(AssertionError, match="on demand, uncapped"):
-        _require_alike(recorded, twin, layers)
+        _require_alike(recorded, [twin], layers)
 
 
-SHORT, LONG = (f"gemma3-270m-multi-document-{context}k-cpu" for context in (16, 32))
+def _pairs(task: str, short: str, long: str) -> list[tuple[str, str]]:
+    """Shipped traces of a task at two contexts, recorded on the same kind of device."""
+    names = (name for name in shipped_traces() if re.fullmatch(rf"{task}-{short}-\w+", name))
+    found = [(name, name.replace(f"-{short}-", f"-{long}-")) for name in names]
+    return [pair for pair in found if pair[1] in shipped_traces()]
+
+
+GEMMA = _pairs("gemma3-270m-multi-document", "16k", "32k")
 """The shorter prompt's documents are the first half of the longer one's."""
+REASONING = _pairs("smollm2-135m-reasoning", "2k", "4k")
+"""Other questions of one kind."""
 
 
-def _require_alike_at_twice_the_context(seeds: int, budgets: tuple[int, ...], folder: Path) -> None:
-    """Three heads make one twin's churn uncertain by 4 %, so that the mean over seeds is compared. The share of right
-    guesses is taken from the longer recording: it is that of another text."""
-    short, recorded = (open_trace(resolve(name)).group("multi-document") for name in (SHORT, LONG))
-    assert isinstance(recorded, FileGroup)
+def _first_request(name: str) -> FileGroup:
+    trace = open_trace(resolve(name))
+    group = trace.group(trace.group_names[0])
+    assert isinstance(group, FileGroup)
+    return group
+
+
+def _require_alike_at_twice_the_context(
+    pair: tuple[str, str], seeds: int, budgets: tuple[int, ...], churn_tolerance: float, folder: Path
+) -> None:
+    """The mean of the twins is compared. The share of right guesses is taken from the longer recording: it is that of
+    another text. The shorter recording as it is is farther away."""
+    short, recorded = (_first_request(name) for name in pair)
     assert recorded.attributes.drafter is not None
     assert recorded.attributes.drafter.acceptance is not None
     statistics = with_acceptance(measure(short, SIZE), recorded.attributes.drafter.acceptance)
@@ -153,22 +194,32 @@ def _require_alike_at_twice_the_context(seeds: int, budgets: tuple[int, ...], fo
     for seed in range(seeds):
         path = synthesise(statistics, statistics.model, context, 256, seed, folder / f"{seed}.zarr", layers=layers)
         twins.append(open_trace(path).group("synthesised"))
+    off, as_it_is = [], []
     for policy in POLICIES:
         for budget in budgets:
-            if policy.startswith("draft") and not set_is_exact(recorded, SIZE, "draft1", budget // SIZE):
+            if not (_drafted(recorded, policy, budget) and _drafted(short, policy, budget)):
                 continue
-            ours = _replayed(recorded, layers, policy, budget)[:2]
+            ours = np.array(_replayed(recorded, layers, policy, budget)[:2])
             theirs = np.mean([_replayed(twin, layers, policy, budget)[:2] for twin in twins], axis=0)
-            assert theirs == pytest.approx(np.array(ours), rel=0.1), (policy, budget)
-    uncapped = "on demand, uncapped"
-    shorter, longer = (_replayed(group, layers, uncapped, budgets[0])[1] for group in (short, recorded))
-    assert abs(shorter / longer - 1) > 0.1  # the shorter trace as it is does not do
+            off.append(np.abs(theirs / ours - 1))
+            as_it_is.append(np.abs(np.array(_replayed(short, layers, policy, budget)[:2]) / ours - 1))
+            assert off[-1][0] < 0.1, (policy, budget, "hit rate", theirs[0], ours[0])
+            assert off[-1][1] < churn_tolerance, (policy, budget, "churn", theirs[1], ours[1])
+    assert (np.mean(off, axis=0) < np.mean(as_it_is, axis=0)).all()
 
 
-def test_twin_at_twice_the_context_replays_like_a_recording_there(tmp_path: Path) -> None:
-    _require_alike_at_twice_the_context(3, (1024,), tmp_path)
+@pytest.mark.parametrize("pair", REASONING)
+def test_twin_at_twice_the_context_replays_like_a_recording_there(pair: tuple[str, str], tmp_path: Path) -> None:
+    _require_alike_at_twice_the_context(pair, 1, (256, 512, 1024), 0.1, tmp_path)
 
 
 @pytest.mark.slow
-def test_twin_at_twice_the_context_at_other_budgets(tmp_path: Path) -> None:
-    _require_alike_at_twice_the_context(8, (512, 1024, 2048, 4032), tmp_path)
+@pytest.mark.parametrize("pair", GEMMA)
+def test_twin_of_three_heads_at_twice_the_context(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Single heads differ from text to text by a fifth of their churn, the mean of three by a tenth."""
+    _require_alike_at_twice_the_context(pair, 8, (256, 512, 1024, 2048, 4032), 0.15, tmp_path)
+
+
+def test_there_are_recordings_at_twice_the_context() -> None:
+    assert GEMMA
+    assert REASONING

@@ -181,6 +181,22 @@ def test_kinds_of_draft_rows_have_their_shares(published: TraceStatistics) -> No
     assert (right[1:] & right[:-1]).sum() / right[:-1].sum() == pytest.approx(0.8, abs=0.04)
 
 
+def test_runs_of_right_rows_are_those_of_each_distance(published: TraceStatistics) -> None:
+    """Few steps, too; and rows right at distance 2 are mostly right at distance 1."""
+    known = [(0.54, 0.68), (0.39, 0.75)]
+    kinds = tuple(
+        published.draft_kinds[0].model_copy(update={"shares": {"right": share, "wrong": 1 - share}, "repeats": again})
+        for share, again in known
+    )
+    statistics = published.model_copy(update={"draft_kinds": kinds})
+    for seed in range(5):
+        rows = [of == "right" for of in draft_kinds(statistics, 200, np.random.default_rng(seed))]
+        for right, (share, again) in zip(rows, known, strict=True):
+            assert right.mean() == pytest.approx(share, abs=0.005)
+            assert (right[1:] & right[:-1]).sum() / right[:-1].sum() == pytest.approx(again, abs=0.04)
+        assert (rows[0] & rows[1]).sum() / rows[1].sum() > 0.85  # 0.54 by chance
+
+
 def test_another_acceptance_keeps_the_rest_and_the_runs(published: TraceStatistics) -> None:
     kinds = published.draft_kinds[0].model_copy(
         update={"shares": {"right": 0.5, "wrong": 0.4, "fallback": 0.1}, "repeats": 0.8}

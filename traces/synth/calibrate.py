@@ -29,7 +29,8 @@ _STEPS = 160
 _LEAST_PAIRS = 48
 _HEADS = 48
 """About so many heads a run averages over, at least; few are run as several copies."""
-_ROUNDS = 3
+_GAINS = (1.0, 1.0, 0.5, 0.33)
+"""Of each round's correction: later rounds average what single runs differ by."""
 _FOLLOWS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Tried for `HeadProcess.mass_follows`."""
 _MASS_EVERY = 4
@@ -49,16 +50,16 @@ def _fit_heads(statistics_json: str, rows: tuple[int, ...]) -> dict[int, list[He
     target = np.array([head.persistence for head in heads]).mean(axis=0)
     drafted = _mean_drafts(heads)
     bias = Bias(np.zeros(target.shape), {key: np.zeros(len(row)) for key, row in drafted.items()})
-    for step in range(_ROUNDS):
+    for step, gain in enumerate(_GAINS):
         run = _run(statistics, [fit.process(bias) for fit in fits], seed=_SEED + step)
         bias = Bias(
-            bias.persistence + _excess(statistics, run.best, target),
-            {key: of + run.drafts.get(key, drafted[key]) - drafted[key] for key, of in bias.drafts.items()},
+            bias.persistence + gain * _excess(statistics, run.best, target),
+            {key: of + gain * (run.drafts.get(key, drafted[key]) - drafted[key]) for key, of in bias.drafts.items()},
         )
     processes = [fit.process(bias) for fit in fits]
     losses = np.array([head.stale_loss for head in heads if head.stale_loss])
     if len(losses) == len(heads):
-        follows = _mass_follows(statistics, processes, losses.mean(axis=0), seed=_SEED + _ROUNDS)
+        follows = _mass_follows(statistics, processes, losses.mean(axis=0), seed=_SEED + len(_GAINS))
         processes = [replace(process, mass_follows=follows) for process in processes]
     fitted = iter(processes)
     return {row: [next(fitted) for _ in statistics.layers[row].heads] for row in rows}
@@ -86,7 +87,7 @@ def _mass_follows(statistics: TraceStatistics, processes: list[HeadProcess], tar
     before: Ids | None = None
     known = 0
     for step in range(_STEPS):
-        selectable = (statistics.context_tokens + step - 1) // statistics.block_size_tokens
+        selectable = (_first_context(statistics) + step - 1) // statistics.block_size_tokens
         run.advance(selectable)
         best = _best(run.scores[:, :selectable], most)
         if before is not None and step % _MASS_EVERY == 0 and selectable == known:
@@ -107,7 +108,7 @@ class _Run:
 
 def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -> _Run:
     """The processes at the source's geometry and context, several copies of few heads."""
-    size, context = statistics.block_size_tokens, statistics.context_tokens
+    size, context = statistics.block_size_tokens, _first_context(statistics)
     capacity = -(-(context + _STEPS - 1) // size)
     rng = np.random.default_rng(seed)
     kinds = draft_kinds(statistics, _STEPS, rng)
@@ -137,11 +138,16 @@ def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -
     return _Run(best[0], {key: np.array(row) for key, row in overlaps.items()})
 
 
+def _first_context(statistics: TraceStatistics) -> int:
+    """Tokens at a run's first step, such that it is the middle of the source: blocks come, and churn grows a little."""
+    return statistics.context_tokens + max(0, statistics.num_steps - _STEPS) // 2
+
+
 def _layer_process(
     statistics: TraceStatistics, processes: list[HeadProcess], num_distances: int, rng: np.random.Generator
 ) -> LayerProcess:
     heads = processes * max(1, round(_HEADS / len(processes)))
-    size, context = statistics.block_size_tokens, statistics.context_tokens
+    size, context = statistics.block_size_tokens, _first_context(statistics)
     capacity, ranks = -(-(context + _STEPS - 1) // size), np.array(statistics.mass_ranks, np.float64)
     return LayerProcess(heads, capacity, (context - 1) // size, ranks, num_distances, rng)
 

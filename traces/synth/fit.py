@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from traces.synth.ages import age_slope, mean_octave, own_share
+from traces.synth.ages import age_slope, mean_octave
+from traces.synth.drafts import DraftNoise, draft_noise, steadiness
 from traces.synth.levels import Nodes, fit_levels
 from traces.synth.normal import FloatArray, both_above_fast, threshold_of
 from traces.synth.statistics import DraftState, HeadStatistics, TraceStatistics
@@ -23,7 +25,7 @@ FAST_STEPS = (2.0, 4.0, 8.0)
 SLOW_STEPS = (16.0, 32.0, 64.0, 128.0)
 """Time constants tried for the two parts."""
 _CORRELATIONS = np.append(1.0 - np.linspace(1.0, 0.05, 39) ** 2, [0.9996, 1.0])
-_NOISE_ROUNDS = 3
+_NOISE_ROUNDS, _DRAFT_ROUNDS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +40,10 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNoise:
-    """What the noise of a draft row of one kind shares with that of the real rows.
-
-    noise = faith · [the steady parts of its position + white part of (known · that of its position + before · that of
-    the position before + next · that of the next position + what is left: fresh)] + sqrt(1 − faith²) · that of another
-    process of the same time constants, of which the share `steady` of what is not fresh in the real one is not fresh.
-    """
-
-    faith: float
-    known: float
-    before: float
-    before_if_right: float
-    """`before`, where the row before is of a right guess."""
-    next_if_right: float
-    """Where the next row is of a right guess; else 0."""
-    steady: float
-
-    def weights(self, after_right: bool, before_right: bool) -> tuple[float, ...]:
-        """Faith, known, before, next, fresh, steady of a row with these neighbours."""
-        before = self.before_if_right if after_right else self.before
-        after = self.next_if_right if before_right else 0.0
-        fresh = float(np.sqrt(max(0.0, 1.0 - self.known**2 - before**2 - after**2)))
-        return self.faith, self.known, before, after, fresh, self.steady
-
-
-@dataclass(frozen=True, slots=True)
 class HeadProcess:
     """Parameters of one KV head, in units of the noise's standard deviation."""
 
     nodes: Nodes
-    level_shares: FloatArray
-    """Ascending positions in the blocks sorted by popularity, as a share of them, of the last nodes."""
     noise_levels: FloatArray
     """Ascending levels at which the next two are given."""
     fast: FloatArray
@@ -96,9 +70,7 @@ class HeadProcess:
     """Blocks of the context that `held` is of."""
 
     age_slope: float = 0.0
-    """Level per octave of age beyond the recent blocks."""
-    oldest_age: int = 0
-    """Of the blocks that the popularity curve was measured over, in blocks."""
+    """Level per octave of age beyond the measured ones."""
 
     @property
     def sink_levels(self) -> FloatArray:
@@ -109,30 +81,19 @@ class HeadProcess:
         """Standard deviation of recent blocks' levels around the trend."""
         return float(np.std(self.nodes.ages - self.nodes.age_trend()))
 
-    def aged_levels(self, first_age: int, last_age: int) -> FloatArray:
-        """Levels of the blocks of ages first_age … last_age − 1, most popular first: the curve, moved by how much
-        older or younger they are than those it was measured over. Of blocks all older than these, it is what the
-        curve is beside age."""
-        curve = self.middle_levels(last_age - first_age)
-        measured = (self.nodes.num_ages, self.oldest_age)
-        if first_age >= self.oldest_age:
-            mean, spread = self.nodes.middle_moments()
-            curve = mean + own_share(self.age_slope, spread, *measured) * (curve - mean)
-        return curve + self.age_slope * (mean_octave(first_age, last_age) - mean_octave(*measured))
-
-    def middle_levels(self, count: int) -> FloatArray:
-        """Levels of `count` blocks, most popular first. Between measured positions linear; above the most popular
-        and below the least popular of them linear in the normal score of the position: the tail, extended."""
-        share = (np.arange(count) + 0.5) / count
-        levels = self.nodes.levels[self.nodes.num_sinks + self.nodes.num_ages :]
-        out = np.interp(share, self.level_shares, levels)
-        score, known = threshold_of(share), threshold_of(self.level_shares)
-        for edge, inner in ((0, min(4, len(known) - 1)), (len(known) - 1, max(0, len(known) - 5))):
-            if edge == inner:
-                continue
-            slope = max((levels[edge] - levels[inner]) / (known[edge] - known[inner]), 0.0)
-            beyond = share < self.level_shares[0] if edge == 0 else share > self.level_shares[-1]
-            out = np.where(beyond, levels[edge] + slope * (score - known[edge]), out)
+    def level_at(self, age: FloatArray, popularity: FloatArray) -> FloatArray:
+        """Levels of blocks beyond the recent ones. age: in blocks, whole numbers. popularity: normal score of a block's
+        place among those of its octave, high where popular; between measured places linear, beyond them the tail goes
+        on along its slope. Blocks older than any measured are those of the last octave, moved by the slope."""
+        nodes = self.nodes
+        levels, weights = (nodes.by_octave(of[nodes.middle]) for of in (nodes.levels, nodes.weight))
+        octave_of = np.searchsorted([last for _, last in nodes.spans[:-1]], age, side="right")
+        out = self.age_slope * np.maximum(np.log2(age + 1.0) - mean_octave(*nodes.spans[-1]), 0.0)
+        out[age < nodes.spans[-1][1]] = 0.0
+        for octave, (of_octave, weight) in enumerate(zip(levels, weights, strict=True)):
+            here = octave_of == octave
+            known = threshold_of(1.0 - (np.cumsum(weight) - weight / 2) / weight.sum())
+            out[here] += _extended(-popularity[here], known, of_octave)
         return out
 
     def noise_shares(self, levels: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -160,7 +121,7 @@ class HeadFit:
         self._statistics, self._head = statistics, head
         self.sizes = np.array(statistics.set_sizes, dtype=np.float64)
         self.lags = np.array(statistics.lags, dtype=np.float64)
-        self._nodes, self._shares, self._base = fit_levels(statistics, head, self.sizes)
+        self._nodes = fit_levels(statistics, head, self.sizes)
         self._thresholds = self._nodes.thresholds(self.sizes)
         # Ageing moves slowly: one curve serves three lags, and the rounds of `process` take out the difference.
         aged = [self._nodes.aged(lag / statistics.block_size_tokens) for lag in self.lags[::3]]
@@ -176,7 +137,6 @@ class HeadFit:
         goal = wanted.copy()
         process = HeadProcess(
             nodes=self._nodes,
-            level_shares=self._shares,
             noise_levels=self._thresholds[::-1] + 1e-9 * np.arange(len(self.sizes)),
             fast=np.zeros(len(self.sizes)),
             slow=np.zeros(len(self.sizes)),
@@ -189,8 +149,7 @@ class HeadFit:
             sink_mass=head.sink_mass,
             open_mass=head.open_mass,
             octaves_by_rank=np.array(head.octaves_by_rank),
-            age_slope=age_slope(statistics, head, self._nodes, self._thresholds),
-            oldest_age=statistics.num_blocks - 1 - self._nodes.num_sinks,
+            age_slope=self._age_slope(),
             set_sizes=self.sizes if head.true_coverage else np.empty(0),
             held=_held_shares(head),
             source_blocks=statistics.num_blocks,
@@ -206,17 +165,21 @@ class HeadFit:
             reached = np.stack([process.overlap(self.sizes, self._thresholds, lag, size) for lag in lags], axis=1)
             goal = np.clip(goal + 0.8 * (wanted - self._correlations(reached)), -0.5, 1.0)
         _, spread = self._nodes.middle_moments()
-        drafts = tuple(
-            self._draft_rows(j, states, process, importance, bias) for j, states in enumerate(head.drafts, start=1)
-        )
+        drafts = tuple(self._draft_rows(j, states, process, bias) for j, states in enumerate(head.drafts, start=1))
         follows, noise = _mass_of_score(statistics, head, self.sizes, spread)
         return replace(
             process,
-            level_correlation=_level_correlation(head, self._base, spread),
+            level_correlation=_level_correlation(head, self._nodes, spread),
             drafts=drafts,
             mass_follows=follows,
             mass_noise=noise,
         )
+
+    def _age_slope(self) -> float:
+        nodes, middle = self._nodes, self._nodes.middle
+        levels, groups = nodes.by_octave(nodes.levels[middle]), nodes.by_octave(nodes.weight[middle])
+        occupancy = nodes.by_octave(np.array(self._head.popularity))
+        return age_slope(nodes.spans, levels, groups, occupancy, self._thresholds)
 
     def _correlations(self, persistence: FloatArray) -> FloatArray:
         """Autocorrelations that give these overlaps, both [K, lags]."""
@@ -227,59 +190,51 @@ class HeadFit:
         distance: int,
         states: Mapping[str, DraftState],
         process: HeadProcess,
-        importance: FloatArray,
         bias: Bias,
     ) -> dict[str, DraftNoise]:
         """All kinds of rows of one distance, right ones first."""
+        real = steadiness(process.fast, process.slow, process.fast_steps, process.slow_steps)
         found: dict[str, DraftNoise] = {}
+        right: dict[str, FloatArray] | None = None
         for kind in sorted(states, key=lambda kind: kind != "right"):
             corrected = {
                 name: np.array(row) - bias.drafts.get((distance, kind, name), 0.0)
                 for name, row in states[kind].model_dump().items()
                 if row
             }
-            found[kind] = self._draft(corrected, process, importance, found.get("right"))
+            found[kind], shared = draft_noise(corrected, lambda rows: self._by_level(rows, process), real, right)
+            if kind == "right":
+                right = shared
         return found
 
-    def _draft(
-        self,
-        overlaps: Mapping[str, FloatArray],
-        process: HeadProcess,
-        importance: FloatArray,
-        right: DraftNoise | None = None,
-    ) -> DraftNoise:
-        """Of a row's overlaps with the rows around it, by the names of DraftState: mean correlations over K.
+    def _by_level(self, overlaps: FloatArray, process: HeadProcess) -> FloatArray:
+        """Correlations at `process.noise_levels` that give these overlaps of a step's sets, [rows, K] both."""
+        levels = self._nodes.aged(1 / self._statistics.block_size_tokens)
+        above_each = self._thresholds[:, None] - levels[None, :]
+        at, following, between = _places(levels, process.noise_levels)
+        wanted = self._inverted_rows(overlaps)
+        goal = wanted.copy()
+        for _ in range(_DRAFT_ROUNDS):
+            by_level = goal[:, ::-1]
+            correlation = by_level[:, at] * (1.0 - between) + by_level[:, following] * between
+            both = both_above_fast(above_each[None], np.clip(correlation, 0.0, 1.0)[:, None, :])
+            reached = (both @ self._nodes.weight) / self.sizes
+            goal = np.clip(goal + 0.8 * (wanted - self._inverted_rows(reached)), -0.5, 1.0)
+        return goal[:, ::-1]
 
-        right: what right rows are.
-        """
+    def _inverted_rows(self, overlaps: FloatArray) -> FloatArray:
+        return np.stack([_inverted(row, self._curves[0]) for row in overlaps])
 
-        def mean(row: FloatArray) -> float:
-            return float(np.average(_inverted(row, self._curves[0]), weights=importance / self.sizes))
 
-        size = self._statistics.block_size_tokens
-        steady, lag_1 = (mean(process.overlap(self.sizes, self._thresholds, lag, size)) for lag in (0, 1))
-        white = max(1.0 - steady, 1e-3)
-        with_true = mean(overlaps["with_true"])
-        faith = float(np.clip(with_true / max(steady, 1e-3), 0.05, 1.0))
-        known = float(np.clip((with_true - steady) / white, 0.0, 1.0))
-        most = float(np.sqrt((1.0 - known**2) / 2))
-
-        def beside(name: str, otherwise: float, neighbour: DraftNoise | None = None) -> float:
-            """Weight of a neighbour's white part that gives this overlap with the neighbour's row."""
-            if name not in overlaps:
-                return otherwise
-            shared = (1.0, 1.0) if neighbour is None else (neighbour.faith, neighbour.faith * neighbour.known)
-            weight = (mean(overlaps[name]) / faith - shared[0] * lag_1) / (white * max(shared[1], 0.1))
-            return float(np.clip(weight, -most, most))
-
-        before = beside("with_before", 0.0)
-        own = 1.0
-        if "with_next" in overlaps and faith < 1:
-            shared = faith**2 * (lag_1 + white * before * known)
-            own = float(np.clip((mean(overlaps["with_next"]) - shared) / ((1.0 - faith**2) * lag_1), 0.0, 1.0))
-        return DraftNoise(
-            faith, known, before, beside("after_right", before, right), beside("before_right", 0.0, right), own
-        )
+def _extended(at: FloatArray, known: FloatArray, values: FloatArray) -> FloatArray:
+    """Falling values between known places, ascending; beyond them they go on along the slope of the last few."""
+    out = np.interp(at, known, values)
+    for edge, inner in ((0, min(4, len(known) - 1)), (len(known) - 1, max(0, len(known) - 5))):
+        if edge != inner:
+            slope = min((values[edge] - values[inner]) / (known[edge] - known[inner]), 0.0)
+            beyond = at < known[0] if edge == 0 else at > known[-1]
+            out = np.where(beyond, values[edge] + slope * (at - known[edge]), out)
+    return out
 
 
 def _overlap_curve(levels: FloatArray, nodes: Nodes, thresholds: FloatArray) -> FloatArray:
@@ -288,6 +243,14 @@ def _overlap_curve(levels: FloatArray, nodes: Nodes, thresholds: FloatArray) -> 
     curve = (both * nodes.weight[None, :, None]).sum(axis=1)
     rising: FloatArray = np.maximum.accumulate(curve / curve[:, -1:], axis=1) + 1e-12 * np.arange(len(_CORRELATIONS))
     return rising
+
+
+def _places(levels: FloatArray, known: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray]:
+    """Indices of the known levels below and above each level, and how far it is on the way."""
+    at = np.clip(np.searchsorted(known, levels, side="right") - 1, 0, max(0, len(known) - 2))
+    following = np.minimum(at + 1, len(known) - 1)
+    between = (levels - known[at]) / np.maximum(known[following] - known[at], 1e-12)
+    return at, following, np.clip(between, 0.0, 1.0)
 
 
 def _inverted(overlaps: FloatArray, curve: FloatArray) -> FloatArray:
@@ -372,9 +335,10 @@ def _held_shares(head: HeadStatistics) -> FloatArray:
     return np.maximum.accumulate(held)
 
 
-def _level_correlation(head: HeadStatistics, base: FloatArray, spread: float) -> float:
+def _level_correlation(head: HeadStatistics, nodes: Nodes, spread: float) -> float:
     """Correlation of neighbours' levels, from P(b + 1 in the set | b in it) as if scores were normal."""
     found = []
+    base = np.array(head.popularity) @ nodes.weight[nodes.middle] / nodes.weight[nodes.middle].sum()
     for share, given in zip(base, head.adjacency, strict=True):
         if 0.02 < share < 0.98 and given > share:
             joint = both_above_fast(threshold_of(share), _CORRELATIONS) / share

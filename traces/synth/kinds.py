@@ -12,27 +12,34 @@ from traces.synth.normal import both_above_fast, threshold_of
 from traces.synth.statistics import DraftKinds, TraceStatistics
 
 _KINDS_IN_ORDER = ("right", "all", "wrong", "fallback")
+_DRAWS = 64
 
 
 def draft_kinds(statistics: TraceStatistics, num_steps: int, rng: np.random.Generator) -> list[NDArray[np.str_]]:
-    """Kind of each position's draft row, by distance − 1; [S]. A normal variable that wanders from step to step
-    decides for all distances, so that rows right at a large distance tend to be right at a small one."""
+    """Kind of each position's draft row, by distance − 1; [S].
+
+    A normal variable that wanders from step to step decides: per distance one, as slowly as that distance's runs say,
+    all with the same innovations, so that rows right at a large distance tend to be right at a small one. Shares are
+    exact; of `_DRAWS` draws the one whose runs come nearest to the measured ones is taken.
+    """
     if not statistics.draft_kinds:
         return []
-    keep = _correlation(statistics.draft_kinds[0])
-    mood = np.empty(num_steps)
-    state = rng.standard_normal()
+    keep = np.array([_correlation(kinds) for kinds in statistics.draft_kinds])[:, None]
+    mood = np.empty((len(keep), _DRAWS, num_steps))
+    state = np.repeat(rng.standard_normal((1, _DRAWS)), len(keep), axis=0)
     for step in range(num_steps):
-        state = keep * state + np.sqrt(1.0 - keep**2) * rng.standard_normal()
-        mood[step] = state
-    position = (np.argsort(np.argsort(mood)) + 0.5) / num_steps
-    out = []
-    for kind_shares in statistics.draft_kinds:
-        names = [name for name in _KINDS_IN_ORDER if name in kind_shares.shares]
-        edges = np.cumsum([kind_shares.shares[name] for name in names])
-        picked = np.searchsorted(edges[:-1], position, side="right")
-        out.append(np.array(names)[picked])
-    return out
+        state = keep * state + np.sqrt(1.0 - keep**2) * rng.standard_normal(_DRAWS)
+        mood[..., step] = state
+    position = (np.argsort(np.argsort(mood, axis=-1), axis=-1) + 0.5) / num_steps
+    drawn, off = [], np.zeros(_DRAWS)
+    for known, at in zip(statistics.draft_kinds, position, strict=True):
+        names = [name for name in _KINDS_IN_ORDER if name in known.shares]
+        edges = np.cumsum([known.shares[name] for name in names])
+        drawn.append(np.array(names)[np.searchsorted(edges[:-1], at, side="right")])
+        right = drawn[-1] == "right"
+        off += ((right[:, 1:] & right[:, :-1]).mean(axis=1) - known.repeats * known.shares.get("right", 0.0)) ** 2
+    nearest = int(np.argmin(off))
+    return [of_draws[nearest] for of_draws in drawn]
 
 
 def with_acceptance(statistics: TraceStatistics, acceptance: Sequence[float]) -> TraceStatistics:

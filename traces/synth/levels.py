@@ -6,7 +6,8 @@ a level each, recent blocks one by age, all others one by their place in the pop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,29 +16,46 @@ from traces.synth.statistics import HeadStatistics, TraceStatistics
 
 _LEVELS = np.arange(-9.0, 9.0001, 0.1)
 _ROUNDS = 6
-_MIDDLE_NODES = 48
 _AGE_SMOOTHING_BLOCKS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Blocks of one head as weighted levels: sinks, ages, then the popularity curve."""
+    """Blocks of one head as weighted levels: sinks, ages, then the popularity curves by octave of age."""
 
     levels: FloatArray
     weight: FloatArray
     num_sinks: int
     num_ages: int
+    octaves: tuple[int, ...]
+    """Numbers of levels of each octave of age of the popularity curves."""
 
     @property
     def ages(self) -> FloatArray:
         """Levels by age, newest selectable block first."""
         return self.levels[self.num_sinks : self.num_sinks + self.num_ages]
 
+    def by_octave(self, values: FloatArray) -> list[FloatArray]:
+        """Of the popularity curves' levels, [..., levels], by octave of age."""
+        return np.split(values, np.cumsum(self.octaves)[:-1], axis=-1)
+
+    @property
+    def middle(self) -> slice:
+        """Where the popularity curves are."""
+        return slice(self.num_sinks + self.num_ages, None)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Ages [first, last) of the octaves, in blocks."""
+        counts = [round(float(weight.sum())) for weight in self.by_octave(self.weight[self.middle])]
+        edges = np.cumsum([self.num_ages, *counts]).tolist()
+        return list(itertools.pairwise(edges))
+
     def middle_moments(self) -> tuple[float, float]:
-        """Mean and variance of the popularity curve's levels."""
-        middle = slice(self.num_sinks + self.num_ages, None)
-        mean = float(np.average(self.levels[middle], weights=self.weight[middle]))
-        return mean, float(np.average((self.levels[middle] - mean) ** 2, weights=self.weight[middle]))
+        """Mean and variance of the popularity curves' levels."""
+        levels, weight = self.levels[self.middle], self.weight[self.middle]
+        mean = float(np.average(levels, weights=weight))
+        return mean, float(np.average((levels - mean) ** 2, weights=weight))
 
     def age_trend(self) -> FloatArray:
         """What of `ages` is age: smoothed over neighbours. The rest belongs to the blocks that were measured there,
@@ -61,30 +79,22 @@ class Nodes:
         return np.interp(-sizes, -expected, grid)
 
 
-def fit_levels(
-    statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray
-) -> tuple[Nodes, FloatArray, FloatArray]:
-    """Nodes, positions of the popularity nodes, and the mean occupancy of the blocks that they stand for, by K.
+def fit_levels(statistics: TraceStatistics, head: HeadStatistics, sizes: FloatArray) -> Nodes:
+    """Nodes of one head.
 
     Each level is such that P(level + Z > threshold of K) is nearest to the occupancies at all K; small K, where few
     blocks decide, weigh as much as large ones.
     """
     sink, recency, popularity = (np.array(rows) for rows in (head.sink, head.recency, head.popularity))
-    num_middle = statistics.num_blocks - 1 - sink.shape[1] - recency.shape[1]
-    shares = np.clip(statistics.popularity_shares, 0.5 / num_middle, 1 - 0.5 / num_middle)
-    even = (np.arange(_MIDDLE_NODES) + 0.5) / _MIDDLE_NODES
-    fine = shares[shares < even[6]]
-    at = np.unique(np.concatenate([fine, even[even > (fine[-1] if len(fine) else 0.0)]]))
-    edges = np.concatenate([[0.0], (at[1:] + at[:-1]) / 2, [1.0]])
-    middle = np.stack([np.interp(at, shares, row) for row in popularity])
-    occupancy = np.concatenate([sink, recency, middle], axis=1)
-    weight = np.concatenate([np.ones(sink.shape[1] + recency.shape[1]), np.diff(edges) * num_middle])
-    nodes = Nodes(
-        -2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998)), weight, sink.shape[1], recency.shape[1]
-    )
+    groups = np.concatenate(statistics.popularity_groups)
+    octaves = tuple(len(octave) for octave in statistics.popularity_groups)
+    occupancy = np.concatenate([sink, recency, popularity], axis=1)
+    weight = np.concatenate([np.ones(sink.shape[1] + recency.shape[1]), groups])
+    levels = -2.0 * threshold_of(np.clip(occupancy.mean(axis=0), 0.002, 0.998))
+    nodes = Nodes(levels, weight, sink.shape[1], recency.shape[1], octaves)
     for _ in range(_ROUNDS):
         model = above(nodes.thresholds(sizes)[:, None] - _LEVELS[None, :])
         gap = occupancy[:, :, None] - model[:, None, :]
         loss = (gap**2).sum(axis=0) + 1e-7 * _LEVELS**2
-        nodes = Nodes(_LEVELS[np.argmin(loss, axis=1)], weight, sink.shape[1], recency.shape[1])
-    return nodes, at, middle @ np.diff(edges)
+        nodes = replace(nodes, levels=_LEVELS[np.argmin(loss, axis=1)])
+    return nodes

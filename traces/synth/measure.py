@@ -22,6 +22,7 @@ from traces.synth.statistics import (
     LayerStatistics,
     TraceStatistics,
     age_octaves,
+    popularity_groups,
 )
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -29,10 +30,6 @@ DEFAULT_SET_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 NUM_SINK_BLOCKS = 2
 RECENT_TOKENS = 512
 """Blocks younger than this are described by their age. Chosen so that a short turn of a chat is inside."""
-POPULARITY_SHARES = (
-    *(0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18),
-    *(0.2, 0.225, 0.25, 0.275, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
-)
 _MIN_PAIRS = 16
 """Lags that leave fewer pairs of steps are not measured."""
 
@@ -95,13 +92,16 @@ def measure(group: TraceGroup, block_size_tokens: int, set_sizes: Sequence[int] 
         set_sizes=sizes,
         lags=lags,
         mass_ranks=() if block_mass is None else ranks,
-        popularity_shares=POPULARITY_SHARES,
+        popularity_groups=tuple(
+            popularity_groups(last - first)
+            for first, last in age_octaves(num_recent, int(num_blocks[0]) - 1 - NUM_SINK_BLOCKS - num_recent)
+        ),
         draft_kinds=tuple(kinds),
         layers=tuple(layers),
     )
 
 
-_BY_SIZE = ("persistence", "sink", "recency", "older", "popularity")
+_BY_SIZE = ("persistence", "sink", "recency", "popularity")
 
 
 def _head(
@@ -170,11 +170,13 @@ def _measure_size(
     steps = np.arange(len(best))
     ages = [best[steps, ..., num_blocks - 2 - age].mean(axis=0) for age in range(num_recent)]
     middle = best[..., NUM_SINK_BLOCKS : int(num_blocks[0]) - 1 - num_recent]
-    shares = middle.mean(axis=0)
-    popular = -np.sort(-shares, axis=-1)
-    by_age = shares[..., ::-1]  # as of the first step
-    octaves = [by_age[..., a - num_recent : b - num_recent] for a, b in age_octaves(num_recent, by_age.shape[-1])]
-    picks = [min(int(share * popular.shape[-1]), popular.shape[-1] - 1) for share in POPULARITY_SHARES]
+    by_age = middle.mean(axis=0)[..., ::-1]  # as of the first step
+    popularity = []
+    for first, last in age_octaves(num_recent, by_age.shape[-1]):
+        popular = -np.sort(-by_age[..., first - num_recent : last - num_recent], axis=-1)
+        groups = popularity_groups(last - first)
+        starts = (np.cumsum(groups) - groups).astype(np.intp)
+        popularity.append(np.add.reduceat(popular, starts, axis=-1) / groups)
     pairs = np.count_nonzero(middle[..., 1:] & middle[..., :-1], axis=-1).sum(axis=0)
     base = np.count_nonzero(middle[..., :-1], axis=-1).sum(axis=0)
     overlaps = {
@@ -186,8 +188,7 @@ def _measure_size(
         "persistence": np.stack([overlap(best[lag:], best[:-lag], size) for lag in lags]),
         "sink": np.moveaxis(best[..., :NUM_SINK_BLOCKS].mean(axis=0), -1, 0),
         "recency": np.stack(ages),
-        "older": np.stack([octave.mean(axis=-1) for octave in octaves]),
-        "popularity": np.moveaxis(popular[..., picks], -1, 0),
+        "popularity": np.moveaxis(np.concatenate(popularity, axis=-1), -1, 0),
         "adjacency": np.divide(pairs, base, out=np.zeros(pairs.shape), where=base > 0),
         "exact_overlap": np.zeros(0) if by_mass is None else overlap(by_mass, best, size),
         "exact_persistence": np.zeros(0) if by_mass is None else overlap(by_mass[1:], by_mass[:-1], size),

@@ -19,6 +19,8 @@ Scores = NDArray[np.float32]
 _KERNEL_BLOCKS = 64
 """Length of the kernel that correlates the levels of neighbouring blocks."""
 _MASS_KNOTS = 128
+_LEVEL_BINS = 64
+"""In which the weights of draft rows are told apart."""
 _LEAST_MASS = 1e-9
 
 
@@ -36,21 +38,19 @@ class LayerProcess:
     ) -> None:
         self.heads, self._rng, self._mass_ranks = tuple(heads), rng, mass_ranks
         self._shape = (len(heads), capacity_blocks)
-        placed = [self._placed_levels(head, capacity_blocks, first_selectable) for head in heads]
-        self._middle, self._own = (np.stack(part).astype(np.float32) for part in zip(*placed, strict=True))
+        self._own = np.stack([self._placed(head, capacity_blocks, first_selectable) for head in heads])
         noise = np.array([head.mass_noise for head in heads], np.float32)
         self._mass_follows = np.array([[head.mass_follows] for head in heads], np.float32)
         self._mass_shift = self._normal() * noise[:, None]
-        self._fast, self._slow = self._normal(), self._normal()
-        self._next_white = self._normal()
+        self._next = (self._normal(), self._normal(), self._normal())
         self._other = tuple(self._normal() for _ in range(2 if num_distances else 0))
         self._keep = [
             np.array([[np.exp(-1.0 / getattr(head, name))] for head in heads], np.float32)
             for name in ("fast_steps", "slow_steps")
         ]
-        self._past: deque[tuple[Scores, Scores]] = deque(maxlen=num_distances + 1)
+        self._past: deque[Scores] = deque(maxlen=max(2, num_distances + 1))
         self._num_selectable = -1
-        self._draft_weights: dict[tuple[int, str, bool, bool], tuple[Scores, ...]] = {}
+        self._draft_weights: dict[tuple[int, str, bool, bool], tuple[Scores | None, ...]] = {}
         self._curves: dict[tuple[int, float | None], tuple[FloatArray, FloatArray]] = {}
         self.scores: Scores = np.empty(self._shape, np.float32)
         """Of the current step; only the first `num_selectable` columns mean anything."""
@@ -59,13 +59,15 @@ class LayerProcess:
         """Go to the next step, at which blocks 0 … num_selectable − 1 may be selected."""
         if num_selectable != self._num_selectable:
             self._set_levels(num_selectable)
-        for state, keep in zip((self._fast, self._slow, *self._other), itertools.cycle(self._keep)):
+        fast, slow, white = self._next
+        self._steady = self._fast_scale * fast + self._slow_scale * slow
+        self._white = self._white_scale * white
+        self._past.append(self._steady + self._white)
+        self.scores = self._levels + self._past[-1]
+        for state, keep in zip((fast, slow, *self._other), itertools.cycle(self._keep)):
             state *= keep
             state += np.sqrt(1.0 - keep**2) * self._normal()
-        steady = (self._fast_scale * self._fast + self._slow_scale * self._slow).astype(np.float32, copy=False)
-        white, self._next_white = self._next_white, self._normal()
-        self._past.append((steady, white))
-        self.scores = self._levels + steady + self._white_scale * white
+        self._next = (fast, slow, self._normal())
 
     def draft_scores(
         self, distance: int, kind: str, *, after_right: bool = False, before_right: bool = False
@@ -76,39 +78,52 @@ class LayerProcess:
         """
         scores: Scores
         if kind == "fallback":
-            steady, white = self._past[-1 - distance]
-            scores = self._levels + steady + self._white_scale * white
+            scores = self._levels + self._past[-1 - distance]
             return scores
-        faith, known, before, after, fresh, own = self._weights(distance, kind, after_right, before_right)
-        (steady, white), (_, white_before) = self._past[-1], self._past[-2]
-        mixed = known * white + before * white_before + after * self._next_white
-        if fresh.any():
-            mixed += fresh * self._normal()
-        noise = steady + self._white_scale * mixed
-        scores = self._levels + faith * noise
-        if (faith < 1).any():
-            scores += np.sqrt(1.0 - faith**2) * self._other_noise(own)
+        steady, white, before, after, rest, own = self._weights(distance, kind, after_right, before_right)
+        scores = self._levels.copy()
+        for weight, noise in ((steady, self._steady), (white, self._white), (before, self._past[-2])):
+            if weight is not None:
+                scores += self._at_levels(weight) * noise
+        if after is not None:
+            fast, slow, next_white = self._next
+            following = self._fast_scale * fast + self._slow_scale * slow + self._white_scale * next_white
+            scores += self._at_levels(after) * following
+        if rest is not None:
+            scores += self._at_levels(rest) * self._other_noise(own)
         return scores
 
-    def _other_noise(self, steady: Scores) -> Scores:
+    def _other_noise(self, own: Scores | None) -> Scores:
         """Of a process beside this one with the same time constants: what a wrong guess attends to instead.
 
-        steady: how much of this process's steady variance it has.
+        own: how much of this process's steady variance it has, [H, bins].
         """
+        if own is None:
+            return self._normal()
+        steady = self._at_levels(own)
         variance = steady * (self._fast_scale**2 + self._slow_scale**2)
         fast, slow = self._other
         white: Scores = np.sqrt(np.maximum(1.0 - variance, 0.0)) * self._normal()
         white += np.sqrt(steady) * (self._fast_scale * fast + self._slow_scale * slow)
         return white
 
-    def _weights(self, distance: int, kind: str, after_right: bool, before_right: bool) -> tuple[Scores, ...]:
-        """`DraftNoise.weights` of every head, each [H, 1]."""
+    def _weights(self, distance: int, kind: str, after_right: bool, before_right: bool) -> tuple[Scores | None, ...]:
+        """`DraftNoise.weights` of every head by bin of level, each [H, bins]; None where all are 0."""
         key = (distance, kind, after_right, before_right)
         if key not in self._draft_weights:
-            rows = [head.drafts[distance - 1][kind].weights(after_right, before_right) for head in self.heads]
-            columns = (np.array(column, np.float32)[:, None] for column in zip(*rows, strict=True))
-            self._draft_weights[key] = tuple(columns)
+            rows = []
+            for head in self.heads:
+                of_head = head.drafts[distance - 1][kind].weights(after_right, before_right)
+                bins = np.linspace(head.noise_levels[0], head.noise_levels[-1], _LEVEL_BINS)
+                rows.append([np.interp(bins, head.noise_levels, weight) for weight in of_head])
+            by_name = np.moveaxis(np.array(rows, np.float32), 1, 0)
+            self._draft_weights[key] = tuple(weight if weight.any() else None for weight in by_name)
         return self._draft_weights[key]
+
+    def _at_levels(self, by_bin: Scores) -> Scores:
+        """Values by head and bin of level, at the blocks' levels."""
+        values: Scores = by_bin.ravel()[self._level_bins]
+        return values
 
     def log2_mass(self, follows: float | None = None) -> Scores:
         """log2 of the softmax mass of every block of the current step, the open one last, [H, num_selectable + 1].
@@ -181,11 +196,13 @@ class LayerProcess:
         return float(np.exp2(octaves).sum())
 
     def _set_levels(self, num_selectable: int) -> None:
-        """Levels and noise shares with the sinks at the front and the recent blocks by age."""
+        """Levels and noise shares with the sinks at the front and all others by age."""
         self._num_selectable = num_selectable
         self._curves = {}
-        levels = self._middle.copy()
+        levels = np.empty(self._shape, np.float32)
+        age = np.maximum(num_selectable - 1.0 - np.arange(self._shape[1]), 0.0)
         for row, own, head in zip(levels, self._own, self.heads, strict=True):
+            row[:] = head.level_at(age, own)
             trend = head.nodes.age_trend()[: max(0, num_selectable - len(head.sink_levels))]
             recent = slice(num_selectable - len(trend), num_selectable)
             row[recent] = trend[::-1] + head.age_spread * own[recent]
@@ -194,43 +211,45 @@ class LayerProcess:
         parts = [head.noise_shares(row.astype(np.float64)) for row, head in zip(levels, self.heads, strict=True)]
         fast, slow = (np.stack(part).astype(np.float32) for part in zip(*parts, strict=True))
         self._levels = levels
+        if self._other:
+            self._level_bins = np.stack(
+                [_binned(row, head.noise_levels) for row, head in zip(levels, self.heads, strict=True)]
+            )
+            self._level_bins += np.arange(len(self.heads), dtype=np.int32)[:, None] * _LEVEL_BINS
         self._fast_scale, self._slow_scale = np.sqrt(fast), np.sqrt(slow)
         self._white_scale = np.sqrt(np.maximum(1.0 - fast - slow, 0.0))
 
-    def _placed_levels(self, head: HeadProcess, count: int, first_selectable: int) -> tuple[FloatArray, FloatArray]:
-        """The levels of the popularity curve, placed so that neighbours correlate as measured, and each block's
-        popularity as a normal score: a block that is popular while recent stays so.
+    def _placed(self, head: HeadProcess, count: int, first_selectable: int) -> FloatArray:
+        """How popular each block is among those of its age, as a normal score, placed so that neighbours correlate as
+        measured. It stays so while the block ages.
 
-        The blocks between sinks and recent ones that are as old as those which the curve was measured over have
-        exactly its levels; chance only says which. Older ones have them, by octave, lowered by their age; all others
-        have them once more.
+        The blocks between sinks and recent ones have exactly the levels of their octave of age at first; chance only
+        says which has which.
         """
         step = head.level_correlation
         kernel = step ** np.arange(_KERNEL_BLOCKS)
         order = np.convolve(self._rng.standard_normal(count + _KERNEL_BLOCKS - 1), kernel, mode="valid")[:count]
         block = np.arange(count)
         sinks, oldest_recent = head.nodes.num_sinks, first_selectable - head.nodes.num_ages
-        levels, own = np.empty(count), np.empty(count)
-        others = block[(block < sinks) | (block >= oldest_recent)]
-        groups = [(others, head.middle_levels(len(others)))]
-        for first, last in _spans(head.nodes.num_ages, head.oldest_age, first_selectable - sinks):
-            groups.append((block[first_selectable - last : first_selectable - first], head.aged_levels(first, last)))
-        for blocks, of_group in groups:
+        own = np.empty(count)
+        edges = [*(last for _, last in head.nodes.spans), first_selectable - sinks]
+        octave = np.searchsorted(edges, first_selectable - 1 - block, side="right")
+        octave[(block < sinks) | (block >= oldest_recent)] = -1
+        for each in np.unique(octave):
+            blocks = block[octave == each]
             placed = blocks[np.argsort(-order[blocks])]
-            levels[placed] = of_group
             own[placed] = threshold_of((np.arange(len(blocks)) + 0.5) / len(blocks))
-        return levels, own
+        return own
 
     def _normal(self) -> Scores:
         return self._rng.standard_normal(self._shape, dtype=np.float32)
 
 
-def _spans(num_recent: int, oldest_measured: int, oldest: int) -> list[tuple[int, int]]:
-    """Ages [first, last) from the recent blocks to `oldest`: those measured, then by octave."""
-    edges = [num_recent, min(oldest_measured or oldest, oldest)]
-    while edges[-1] < oldest:
-        edges.append(min(2 * edges[-1], oldest))
-    return [(first, last) for first, last in itertools.pairwise(edges) if last > first]
+def _binned(levels: Scores, known: FloatArray) -> NDArray[np.int32]:
+    """Of `_LEVEL_BINS` bins between the lowest and the highest known level."""
+    width = max(known[-1] - known[0], 1e-9) / (_LEVEL_BINS - 1)
+    bins: NDArray[np.int32] = np.clip(np.rint((levels - known[0]) / width), 0, _LEVEL_BINS - 1).astype(np.int32)
+    return bins
 
 
 def rank_octaves(ranks: NDArray[np.int_], known_ranks: FloatArray, octaves: FloatArray) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def recipe_statistics(recipe: Recipe) -> TraceStatistics:
         set_sizes=sizes,
         lags=_LAGS,
         mass_ranks=assumed.mass_ranks,
-        popularity_shares=_SHARES,
+        popularity_groups=(tuple(nodes.weight[1 + nodes.num_ages :].tolist()),),
         draft_kinds=tuple(kinds),
         layers=(LayerStatistics(layer=0, heads=(head,)),),
     )
@@ -177,7 +178,7 @@ def _nodes(recipe: Recipe) -> Nodes:
     levels = assumed.level_spread * threshold_of(at)
     ages = assumed.recent_level * np.exp(-age_tokens / assumed.recent_tokens)
     weight = np.concatenate([np.ones(1 + num_ages), np.diff(edges) * middle])
-    return Nodes(np.concatenate([[assumed.sink_level], ages, levels]), weight, 1, num_ages)
+    return Nodes(np.concatenate([[assumed.sink_level], ages, levels]), weight, 1, num_ages, (len(levels),))
 
 
 def _stretched(recipe: Recipe, nodes: Nodes) -> Nodes:
@@ -189,7 +190,7 @@ def _stretched(recipe: Recipe, nodes: Nodes) -> Nodes:
 
     def stretched(factor: float) -> Nodes:
         excess = np.maximum(nodes.levels - threshold, 0.0)
-        return Nodes(nodes.levels + (factor - 1.0) * excess, nodes.weight, nodes.num_sinks, nodes.num_ages)
+        return replace(nodes, levels=nodes.levels + (factor - 1.0) * excess)
 
     def gap(factor: float) -> float:
         candidate = stretched(factor)

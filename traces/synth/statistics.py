@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +17,9 @@ from traces.errors import InputError
 from traces.schema import Attributes, Count, ModelGeometry, Share
 
 Row = tuple[Share, ...]
+_GROUPS_PER_OCTAVE, _GROUPS_AT_LEAST = 3, 16
+_GROUPS_TOLERANCE_BLOCKS = 0.01
+"""Files hold rounded numbers."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -47,13 +51,11 @@ class HeadStatistics(Attributes):
     recency: tuple[Row, ...]
     """By K, then by age: the same of the newest selectable block, of the one before it, ….; by age in blocks, so
     that it holds in tokens whatever the context."""
-    older: tuple[Row, ...] = ()
-    """By K, then by octave of age beyond `recency` (`age_octaves`): mean share of steps in which a
-    block of that age is among the K best. Empty: not known, and age is taken as not to matter there."""
     adjacency: Row
     """P(block b + 1 among the K best, given that b is), over blocks that are neither first nor recent."""
     popularity: tuple[Row, ...]
-    """By K, then by `popularity_shares`: sorted shares of steps in which a block is among the K best."""
+    """By K, then by the groups of `popularity_groups`, one octave after the other: mean share of steps in which a
+    block of that group is among the K best; the most popular blocks first, at each K by its own order."""
     drafts: tuple[dict[str, DraftState], ...] = ()
     """By distance − 1: overlaps by kind of row (see `DraftKinds`)."""
     sink_mass: Share = 0.0
@@ -108,8 +110,9 @@ class TraceStatistics(Attributes):
     """The K of every row, in blocks, ascending."""
     lags: tuple[Count, ...] = Field(min_length=1)
     mass_ranks: tuple[Count, ...] = ()
-    popularity_shares: tuple[Share, ...] = ()
-    """Positions in the blocks sorted by popularity, as a share of them."""
+    popularity_groups: tuple[tuple[Annotated[float, Field(gt=0)], ...], ...] = Field(min_length=1)
+    """Numbers of blocks in groups of like popularity, by octave of age (`age_octaves`) beyond `recency`, all blocks
+    but the sinks. One octave only: age is taken as not to matter there."""
     draft_kinds: tuple[DraftKinds, ...] = ()
     layers: tuple[LayerStatistics, ...] = Field(min_length=1)
 
@@ -130,9 +133,12 @@ class TraceStatistics(Attributes):
                 if any(len(row) != sizes for row in rows) or any(len(r) != len(self.lags) for r in head.persistence):
                     raise ValueError(f"{where}: needs {sizes} rows, persistence of {len(self.lags)} lags each")
                 recent = len(head.recency[0])
-                octaves = len(age_octaves(recent, self.num_blocks - 1 - recent - len(head.sink[0])))
-                if head.older and [len(row) for row in head.older] != [octaves] * sizes:
-                    raise ValueError(f"{where}: older needs {sizes} rows of {octaves} octaves each")
+                between = self.num_blocks - 1 - recent - len(head.sink[0])
+                groups = [number for octave in self.popularity_groups for number in octave]
+                if abs(sum(groups) - between) > _GROUPS_TOLERANCE_BLOCKS:
+                    raise ValueError(f"popularity_groups must hold the {between} blocks between sinks and recent ones")
+                if any(len(row) != len(groups) for row in head.popularity):
+                    raise ValueError(f"{where}: popularity needs rows of {len(groups)} groups")
                 if len(head.drafts) != len(self.draft_kinds):
                     raise ValueError(f"{where}: {len(head.drafts)} draft distances, expected {len(self.draft_kinds)}")
                 for kinds, states in zip(self.draft_kinds, head.drafts, strict=True):
@@ -141,6 +147,15 @@ class TraceStatistics(Attributes):
                 if len(head.octaves_by_rank) not in (0, len(self.mass_ranks)):
                     raise ValueError(f"{where}: octaves_by_rank needs {len(self.mass_ranks)} entries")
         return self
+
+
+def popularity_groups(num_blocks: int) -> tuple[int, ...]:
+    """Sizes of groups of `num_blocks` blocks sorted by popularity: a few per octave of rank, since the first blocks
+    decide small sets, and none larger than a share of all, since all decide large ones."""
+    octaves = np.geomspace(1.0, num_blocks, 1 + int(_GROUPS_PER_OCTAVE * np.log2(num_blocks)))
+    evenly = np.linspace(0.0, num_blocks, 1 + min(_GROUPS_AT_LEAST, num_blocks))
+    edges = np.unique(np.rint(np.concatenate([evenly, octaves])).astype(int))
+    return tuple(np.diff(edges).tolist())
 
 
 def age_octaves(num_recent: int, num_older: int) -> list[tuple[int, int]]:
