@@ -19,6 +19,7 @@ Scores = NDArray[np.float32]
 _KERNEL_BLOCKS = 64
 """Length of the kernel that correlates the levels of neighbouring blocks."""
 _MASS_KNOTS = 128
+_MOST_KEPT = 1 << 18
 _LEVEL_BINS = 64
 """In which the weights of draft rows are told apart."""
 _LEAST_MASS = 1e-9
@@ -51,6 +52,8 @@ class LayerProcess:
         self._past: deque[Scores] = deque(maxlen=max(2, num_distances + 1))
         self._num_selectable = -1
         self._draft_weights: dict[tuple[int, str, bool, bool], tuple[Scores | None, ...]] = {}
+        self._at_these_levels: dict[int, Scores] = {}
+        """By id of an array of `_draft_weights`, which stay."""
         self._curves: dict[tuple[int, float | None], tuple[FloatArray, FloatArray]] = {}
         self.scores: Scores = np.empty(self._shape, np.float32)
         """Of the current step; only the first `num_selectable` columns mean anything."""
@@ -121,8 +124,13 @@ class LayerProcess:
         return self._draft_weights[key]
 
     def _at_levels(self, by_bin: Scores) -> Scores:
-        """Values by head and bin of level, at the blocks' levels."""
+        """Values by head and bin of level, at the blocks' levels; for contexts of few blocks kept until the next one
+        comes. Not to be written to."""
+        if id(by_bin) in self._at_these_levels:
+            return self._at_these_levels[id(by_bin)]
         values: Scores = by_bin.ravel()[self._level_bins]
+        if values.size <= _MOST_KEPT:
+            self._at_these_levels[id(by_bin)] = values
         return values
 
     def log2_mass(self, follows: float | None = None) -> Scores:
@@ -198,7 +206,7 @@ class LayerProcess:
     def _set_levels(self, num_selectable: int) -> None:
         """Levels and noise shares with the sinks at the front and all others by age."""
         self._num_selectable = num_selectable
-        self._curves = {}
+        self._curves, self._at_these_levels = {}, {}
         levels = np.empty(self._shape, np.float32)
         age = np.maximum(num_selectable - 1.0 - np.arange(self._shape[1]), 0.0)
         for row, own, head in zip(levels, self._own, self.heads, strict=True):
