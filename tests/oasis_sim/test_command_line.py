@@ -347,6 +347,7 @@ def test_ctrl_c_in_a_serving_sweep_keeps_finished_points_and_it_goes_on(
     sweep += ["--set", "serving.num_requests=100,101,102,60000"]
     process = _spawn(environment, tmp_path, sweep)
     _wait_for_points(tmp_path, 3)
+    time.sleep(0.5)  # a point is counted after it is written
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
