@@ -45,7 +45,7 @@ class Point:
     gather_ctas: int = GATHER.num_ctas
     model: str = "Qwen3-8B"
     num_steps: int = 10
-    """Of one graph. The more of it is still to come, the slower the host link serves a gather (docs/calibration.md)."""
+    """Of one graph. The more of it is still to come, the slower the host link serves a gather (docs/validation.md)."""
     churn: float = 0.45
     miss: float = 0.15
     """Synthetic ids only."""

@@ -12,7 +12,7 @@ import numpy as np
 from realhw.decode_point import SYSTEMS, Point
 from realhw.geometry import GEOMETRIES
 from realhw.kernels.attention.limits import NUM_ROWS
-from realhw.point_list import START_STRIDE, STEPS_BESIDE
+from realhw.point_list import START_STRIDE, steps_for
 from realhw.point_policy import policy_of
 from simulator.policy_composition import resolve_policy
 from traces.errors import InputError
@@ -62,7 +62,7 @@ def point_of(row: Row) -> Point:
     point = Point(
         row["system"], int(row["workload.batch_size"]), context, (simulated.kv_budget_tokens or context // 8) // size,
         size, float(simulated.fetch_cap), simulated.lookahead_k, simulated.gather_ctas, row["model"],
-        STEPS_BESIDE + max(1, simulated.lookahead_k), start_stride=START_STRIDE, transport=simulated.transport,
+        steps_for(simulated.lookahead_k), start_stride=START_STRIDE, transport=simulated.transport,
         trace=row["trace"], trace_group=row["trace_group"],
     )  # fmt: skip
     runs = policy_of(point)

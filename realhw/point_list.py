@@ -28,18 +28,23 @@ TRACE, TRACE_CONTEXT = "smollm2-135m-reasoning", 6144
 SHORT_TRACE, SHORT_CONTEXT = "smollm2-135m-reasoning-4k-h200", 4096
 
 
+def steps_for(lookahead_k: int) -> int:
+    """Steps of a graph in which as many count at every distance."""
+    return STEPS_BESIDE + max(1, lookahead_k)
+
+
 def point(system: str, batch_size: int, context_tokens: int, fetch_cap: float = 1.0, block: int = 16) -> Point:
     """A point with a budget of an eighth of the context."""
     kept = context_tokens // 8 // block
     return Point(
-        system, batch_size, context_tokens, kept, block, fetch_cap, num_steps=STEPS_BESIDE + 1,
+        system, batch_size, context_tokens, kept, block, fetch_cap, num_steps=steps_for(1),
         start_stride=START_STRIDE,
     )  # fmt: skip
 
 
 def ahead(p: Point, lookahead_k: int) -> Point:
     """The point at another distance, with as many steps that count."""
-    return replace(p, lookahead_k=lookahead_k, num_steps=p.num_steps + lookahead_k - p.lookahead_k)
+    return replace(p, lookahead_k=lookahead_k, num_steps=steps_for(lookahead_k))
 
 
 def cell_points() -> list[list[Point]]:

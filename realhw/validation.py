@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from realhw.decode_point import Point
+from realhw.geometry import geometry
 from realhw.predictions import predict
 from realhw.validation_summary import is_contended, summarise
 from simulator.catalog import load_hardware
@@ -56,7 +57,8 @@ def _require_comparable(path: Path, row: dict[str, Any]) -> None:
     """Raises InputError for a point whose times are no times, or whose record of what moved is not whole."""
     try:
         point = Point(**row["point"])
-        flow, steps = point.flow(), np.array(row["step_s"], dtype=np.float64)
+        flow, layers = point.flow(), geometry(point.model).num_layers
+        steps = np.array(row["step_s"], dtype=np.float64)
         if steps.ndim != 2 or steps.shape[1] != point.num_steps or not (np.isfinite(steps) & (steps > 0)).all():
             raise InputError(f"step_s is not {point.num_steps} positive times of each run")
         if row.get("finite") is False:
@@ -64,6 +66,8 @@ def _require_comparable(path: Path, row: dict[str, Any]) -> None:
         for name in ("fetched", "evicted", "fetched_hash", "evicted_hash") if flow.moves else ():
             if len(row.get(name) or ()) != point.num_steps:
                 raise InputError(f"{name} is not there for each of {point.num_steps} steps")
+            if any(len(step) != layers for step in row[name]):
+                raise InputError(f"{name} is not of {point.num_steps} steps and {layers} layers")
     except (TypeError, ValueError, KeyError) as error:
         raise InputError(f"{path}: point {row.get('key')}: {type(error).__name__}: {error}") from error
     except InputError as error:

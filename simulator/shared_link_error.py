@@ -41,8 +41,9 @@ def shared_link_error(point: ResolvedExperiment) -> SharedLinkError:
     """Play a point with several replicas both ways."""
     runs = run_works(point, demands_by_gpu(point))
     rates = engine_rates(
-        point.hardware, point.policy.transport, point.policy.gather_ctas, point.spec.workload.batch_size
-    )
+        point.hardware, point.policy.transport, point.policy.gather_ctas, point.spec.workload.batch_size,
+        point.shard.num_kv_heads,
+    )  # fmt: skip
     topology = HostTopology(point.hardware, len(runs), point.spec.placement)
     links = SharedLinks.of_runs(topology, runs)
     fast = play(runs, rates, topology)

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from simulator.engine_rates import Kind
 
 # Phases of the compute stream, in order; SOFTWARE … SAMPLING once, QKV … ALLREDUCE per layer, the rest once.
-SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, JOIN, SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER = (
-    range(15)
-)
-END = 15
+SOFTWARE, DRAFT, SAMPLING, QKV, SCORE, TOPK, PLAN, WAIT, JOIN = range(9)
+SCATTER, ATTENTION, FFN, ALLREDUCE, LM_HEAD, OTHER, END = range(9, 16)
 # Durations beyond the compute stream's phases in the same array.
 SIDE_SCORE, SIDE_TOPK, SIDE_PLAN, HOP = 16, 17, 18, 19
 NUM_DURATIONS = 20
