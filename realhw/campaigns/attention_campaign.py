@@ -47,10 +47,10 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a campaign records. contexts: task, tokens, seed. head: of drafter eagle3; None: n-grams guess."""
+    """What a campaign records. contexts: task, tokens, a prompt's seed each. head: of drafter eagle3; None: n-grams."""
 
     model: str
-    contexts: tuple[tuple[Task, int, int], ...]
+    contexts: tuple[tuple[Task, int, tuple[int, ...]], ...]
     steps: int = 256
     layers: tuple[int, ...] | None = LAYERS
     head: str | None = "smollm2-135m-eagle3"
@@ -68,20 +68,20 @@ PLANS = {
     "smollm2-135m": Plan(
         "smollm2-135m",
         (
-            ("multi-document", 6144, 4),
-            ("reasoning", 2048, 3),
-            ("reasoning", 4096, 0),
-            ("code", 4096, 1),
-            ("needle", 6144, 2),
+            ("multi-document", 6144, (4,)),
+            ("reasoning", 2048, (3,)),
+            ("reasoning", 4096, (0,)),
+            ("code", 4096, (1,)),
+            ("needle", 6144, (2,)),
         ),
     ),
     "gemma3-270m": Plan(
         "gemma3-270m",
         (
-            ("multi-document", 16128, 5),
-            ("multi-document", 32256, 5),
-            ("reasoning", 16128, 3),
-            ("reasoning", 32256, 3),
+            ("multi-document", 16128, (5, 6)),
+            ("multi-document", 32256, (5, 6)),
+            ("reasoning", 16128, (3, 4)),
+            ("reasoning", 32256, (3, 4)),
         ),
         layers=None,
         head=None,
@@ -90,7 +90,7 @@ PLANS = {
     ),
     "tiny": Plan(
         "smollm2-135m",
-        (("reasoning", 384, 0), ("multi-document", 448, 1)),
+        (("reasoning", 384, (0,)), ("multi-document", 448, (1,))),
         steps=6,
         max_prompts=3,
         new_tokens=8,
@@ -131,7 +131,7 @@ def run(given: argparse.Namespace, plan: Plan, command: str) -> None:
     if given.train:
         head = str(_trained_head(given, plan, loaded, command))
         clock.lap("train")
-    for task, context, seed in plan.contexts:
+    for task, context, seeds in plan.contexts:
         place = "h200" if given.device == "cuda" else "cpu"
         name = f"{plan.model}-{task}-{round(context / 1024)}k-{place}"
         packed = given.out / f"{name}.zarr.zip"
@@ -139,21 +139,26 @@ def run(given: argparse.Namespace, plan: Plan, command: str) -> None:
             continue
         with clock.stage(name):
             share = HELD_OUT_SHARE if plan.head else 1.0
-            prompt = build_prompt(loaded.tokenizer, examples, task, context, seed, share)
-            options = options_of(plan, prompt, name, task, context, head, given, command)
+            drawn = [build_prompt(loaded.tokenizer, examples, task, context, seed, share) for seed in seeds]
+            options = options_of(plan, named(drawn, task), name, context, head, given, command)
             folder = given.out / "recording.zarr"
             shutil.rmtree(folder, ignore_errors=True)
             record(options, folder, loaded)
-            _write_text(loaded.tokenizer, folder, given.out / f"{name}.txt")
+            _write_texts(loaded.tokenizer, folder, given.out, name)
             pack(folder, packed)
             shutil.rmtree(folder)
 
 
+def named(prompts: Sequence[Prompt], task: Task) -> tuple[Prompt, ...]:
+    """By their task, numbered from 1 where there are several."""
+    names = [task] if len(prompts) == 1 else [f"{task}-{number}" for number in range(1, len(prompts) + 1)]
+    return tuple(prompt.model_copy(update={"name": name}) for prompt, name in zip(prompts, names, strict=True))
+
+
 def options_of(
     plan: Plan,
-    prompt: Prompt,
+    prompts: tuple[Prompt, ...],
     name: str,
-    task: str,
     context: int,
     head: str | None,
     given: argparse.Namespace,
@@ -165,7 +170,7 @@ def options_of(
     layers = None if given.full else plan.layers
     return RecordOptions(
         model=plan.model,
-        prompts=(prompt.model_copy(update={"name": task}),),
+        prompts=prompts,
         name=name,
         context_tokens=context,
         steps=plan.steps,
@@ -183,13 +188,14 @@ def options_of(
     )
 
 
-def _write_text(tokenizer: Any, trace: Path, out: Path) -> None:
-    """What the model wrote."""
+def _write_texts(tokenizer: Any, trace: Path, out: Path, name: str) -> None:
+    """What the model wrote, a file for each request."""
     recorded = open_trace(trace)
-    for name in recorded.group_names:
-        group = recorded.group(name)
+    for request in recorded.group_names:
+        group = recorded.group(request)
         assert isinstance(group, FileGroup)
-        out.write_text(tokenizer.decode(group.array("tokens").tolist()) + "\n", encoding="utf-8")
+        file = f"{name}.txt" if len(recorded.group_names) == 1 else f"{name}-{request}.txt"
+        (out / file).write_text(tokenizer.decode(group.array("tokens").tolist()) + "\n", encoding="utf-8")
 
 
 def _trained_head(given: argparse.Namespace, plan: Plan, loaded: LoadedModel, command: str) -> Path:
