@@ -43,17 +43,19 @@ LICENCES = {"gsm8k_test": "MIT", "math500": "Apache-2.0", "humaneval": "MIT"}
 LAYERS = (0, 4, 8, 12, 17, 21, 25, 29)
 """Eight of SmolLM2-135M's thirty, evenly spread."""
 HELD_OUT_SHARE = 0.1
+GEMMA_SEEDS: dict[Task, tuple[int, ...]] = {"multi-document": (5, 6, 7), "reasoning": (3, 4, 5)}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a campaign records. contexts: task, tokens, a prompt's seed each. head: of drafter eagle3; None: n-grams."""
+    """What a campaign records. contexts: task, tokens, seed of the prompt. head: of drafter eagle3; None: n-grams."""
 
     model: str
-    contexts: tuple[tuple[Task, int, tuple[int, ...]], ...]
+    contexts: tuple[tuple[Task, int, int], ...]
     steps: int = 256
     layers: tuple[int, ...] | None = LAYERS
     head: str | None = "smollm2-135m-eagle3"
+    temperature: float = 0.7
     max_budget_tokens: int = 1024
     block_sizes_tokens: tuple[int, ...] = ()
     """Besides blocks of 16, in the same layers."""
@@ -68,29 +70,27 @@ PLANS = {
     "smollm2-135m": Plan(
         "smollm2-135m",
         (
-            ("multi-document", 6144, (4,)),
-            ("reasoning", 2048, (3,)),
-            ("reasoning", 4096, (0,)),
-            ("code", 4096, (1,)),
-            ("needle", 6144, (2,)),
+            ("multi-document", 6144, 4),
+            ("reasoning", 2048, 3),
+            ("reasoning", 4096, 0),
+            ("code", 4096, 1),
+            ("needle", 6144, 2),
         ),
     ),
     "gemma3-270m": Plan(
         "gemma3-270m",
-        (
-            ("multi-document", 16128, (5, 6)),
-            ("multi-document", 32256, (5, 6)),
-            ("reasoning", 16128, (3, 4)),
-            ("reasoning", 32256, (3, 4)),
+        tuple(
+            (task, context, seed) for task, seeds in GEMMA_SEEDS.items() for context in (16128, 32256) for seed in seeds
         ),
         layers=None,
         head=None,
+        temperature=1.0,
         max_budget_tokens=4096,
         block_sizes_tokens=(8, 32, 64),
     ),
     "tiny": Plan(
         "smollm2-135m",
-        (("reasoning", 384, (0,)), ("multi-document", 448, (1,))),
+        (("reasoning", 384, 0), ("multi-document", 448, 1)),
         steps=6,
         max_prompts=3,
         new_tokens=8,
@@ -99,7 +99,8 @@ PLANS = {
     ),
 }
 """Gemma-3 reaches position 32,768, guesses included: twice 16,128 tokens and 256 steps. The same seed draws the same
-documents first, so that the shorter prompt's documents are the longer one's first half."""
+documents first, so that the shorter prompt's documents are the longer one's first half. Below temperature 1 this base
+model soon repeats itself."""
 
 
 def build_prompt(
@@ -131,34 +132,38 @@ def run(given: argparse.Namespace, plan: Plan, command: str) -> None:
     if given.train:
         head = str(_trained_head(given, plan, loaded, command))
         clock.lap("train")
-    for task, context, seeds in plan.contexts:
-        place = "h200" if given.device == "cuda" else "cpu"
-        name = f"{plan.model}-{task}-{round(context / 1024)}k-{place}"
+    place = "h200" if given.device == "cuda" else "cpu"
+    for (task, context, seed), name in zip(plan.contexts, trace_names(plan, place), strict=True):
         packed = given.out / f"{name}.zarr.zip"
         if packed.exists() or not (given.only is None or any(part in name for part in given.only.split(","))):
             continue
         with clock.stage(name):
             share = HELD_OUT_SHARE if plan.head else 1.0
-            drawn = [build_prompt(loaded.tokenizer, examples, task, context, seed, share) for seed in seeds]
-            options = options_of(plan, named(drawn, task), name, context, head, given, command)
+            prompt = build_prompt(loaded.tokenizer, examples, task, context, seed, share)
+            options = options_of(plan, prompt, name, task, context, head, given, command)
             folder = given.out / "recording.zarr"
             shutil.rmtree(folder, ignore_errors=True)
             record(options, folder, loaded)
-            _write_texts(loaded.tokenizer, folder, given.out, name)
+            _write_text(loaded.tokenizer, folder, given.out / f"{name}.txt")
             pack(folder, packed)
             shutil.rmtree(folder)
 
 
-def named(prompts: Sequence[Prompt], task: Task) -> tuple[Prompt, ...]:
-    """By their task, numbered from 1 where there are several."""
-    names = [task] if len(prompts) == 1 else [f"{task}-{number}" for number in range(1, len(prompts) + 1)]
-    return tuple(prompt.model_copy(update={"name": name}) for prompt, name in zip(prompts, names, strict=True))
+def trace_names(plan: Plan, place: str) -> list[str]:
+    """Of the plan's contexts; further prompts of one task and context are numbered from 2."""
+    names: list[str] = []
+    for at, (task, context, _) in enumerate(plan.contexts):
+        number = 1 + [other[:2] for other in plan.contexts[:at]].count((task, context))
+        again = "" if number == 1 else f"-{number}"
+        names.append(f"{plan.model}-{task}-{round(context / 1024)}k{again}-{place}")
+    return names
 
 
 def options_of(
     plan: Plan,
-    prompts: tuple[Prompt, ...],
+    prompt: Prompt,
     name: str,
+    task: str,
     context: int,
     head: str | None,
     given: argparse.Namespace,
@@ -170,7 +175,7 @@ def options_of(
     layers = None if given.full else plan.layers
     return RecordOptions(
         model=plan.model,
-        prompts=prompts,
+        prompts=(prompt.model_copy(update={"name": task}),),
         name=name,
         context_tokens=context,
         steps=plan.steps,
@@ -181,21 +186,20 @@ def options_of(
         extras=get_args(Extra),
         drafter="eagle3" if head else "ngram",
         draft_model=head,
-        temperature=0.7,
+        temperature=plan.temperature,
         device=given.device,
         command=command,
         licences=LICENCES,
     )
 
 
-def _write_texts(tokenizer: Any, trace: Path, out: Path, name: str) -> None:
-    """What the model wrote, a file for each request."""
+def _write_text(tokenizer: Any, trace: Path, out: Path) -> None:
+    """What the model wrote."""
     recorded = open_trace(trace)
-    for request in recorded.group_names:
-        group = recorded.group(request)
+    for name in recorded.group_names:
+        group = recorded.group(name)
         assert isinstance(group, FileGroup)
-        file = f"{name}.txt" if len(recorded.group_names) == 1 else f"{name}-{request}.txt"
-        (out / file).write_text(tokenizer.decode(group.array("tokens").tolist()) + "\n", encoding="utf-8")
+        out.write_text(tokenizer.decode(group.array("tokens").tolist()) + "\n", encoding="utf-8")
 
 
 def _trained_head(given: argparse.Namespace, plan: Plan, loaded: LoadedModel, command: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realhw.campaigns.attention_campaign import build_prompt
+from realhw.campaigns.attention_campaign import PLANS, build_prompt, trace_names
 from realhw.prompt_sets import Example
 from tests.realhw.word_tokenizers import LengthTokenizer
 
@@ -38,3 +38,9 @@ def test_prompts_reach_the_context() -> None:
                 assert prompt.answer is not None
                 quoted = prompt.answer.split('"')[1::2] or [prompt.answer]
                 assert all(part in prompt.messages[0].content for part in quoted)
+
+
+def test_prompts_of_one_task_and_context_are_numbered() -> None:
+    names = trace_names(PLANS["gemma3-270m"], "h200")
+    assert names[:4] == [f"gemma3-270m-multi-document-{part}-h200" for part in ("16k", "16k-2", "16k-3", "32k")]
+    assert len(set(names)) == len(names) == 12
