@@ -141,7 +141,7 @@ def test_prompts_side_by_side_are_as_each_alone(
     for row in rows:
         other = next(r for r in alone if all(r[key] == row[key] for key in KEYS))
         assert {k: v for k, v in other.items() if isinstance(v, float)} == pytest.approx(
-            {k: v for k, v in row.items() if isinstance(v, float)}, abs=1e-5
+            {k: v for k, v in row.items() if isinstance(v, float)}, rel=1e-5, abs=1e-5
         )
 
 
