@@ -21,6 +21,7 @@ from analysis.overlap_frames import (
     load_misses,
     load_overlap,
     require,
+    short_model,
     trace_names,
 )
 from analysis.overlap_misses import CAP_LOOKS, CASES, found_by
@@ -203,6 +204,28 @@ def top(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS) -> Rows:
             _share(right),
             _share(wrong),
             "–" if needed is None else f"{100 * needed:.0f} %",
+        )
+
+
+def by_prompt(frame: pd.DataFrame, budget_tokens: int) -> Rows:
+    """Traces of one model, task and context side by side: how far a figure is the prompt's."""
+    rows = at_budget(frame, budget_tokens)
+    rows = rows[(rows["distance"] == 1) & (rows["guess"] == "all")]
+    yield ("model, task", "context", "prompts", "right", "draft", "earlier query", "mass held: draft", "earlier query")
+    right = at_budget(frame, budget_tokens).query("distance == 1 and predictor == 'draft' and guess == 'right'")
+    shares = right.groupby("trace")["steps"].first() / rows.groupby("trace")["steps"].first()
+    for (model, task, context), same in rows.groupby(["model", "task", "context_tokens"], sort=False):
+        of = {kind: same[same["predictor"] == kind].groupby("trace") for kind in ("draft", "previous")}
+        yield (
+            f"{short_model(str(model))} {task}",
+            f"{int(context) / 1024:g}K",
+            str(same["trace"].nunique()),
+            ", ".join(f"{100 * shares.get(trace, 0):.0f} %" for trace in of["draft"].groups),
+            *(
+                ", ".join(f"{value:.3f}" for value in of[kind][figure].mean())
+                for figure in ("overlap", "recall")
+                for kind in ("draft", "previous")
+            ),
         )
 
 

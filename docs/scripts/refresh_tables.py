@@ -2,7 +2,8 @@
 
 python docs/scripts/refresh_tables.py [--check]
 
-TITLE is a heading of docs/traces/tables.md, or "Full recordings" for docs/traces/top-20.parquet. --check changes
+TITLE is a heading of docs/traces/tables.md, "Full recordings" for docs/traces/top-20.parquet, or "By prompt, 1,024
+tokens" for docs/traces/prompts.parquet. --check changes
 nothing and fails where the page differs.
 """
 
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 from analysis.overlap_frames import load_overlap
-from analysis.overlap_tables import markdown, top
+from analysis.overlap_tables import by_prompt, markdown, top
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE, FOLDER = DOCS / "traces.md", DOCS / "traces"
@@ -21,7 +22,9 @@ def tables() -> dict[str, str]:
     """Table by title."""
     parts = (FOLDER / "tables.md").read_text(encoding="utf-8").split("## ")[1:]
     found = dict(part.strip().split("\n\n", 1) for part in parts)
-    return found | {"Full recordings": markdown(top(load_overlap(FOLDER / "top-20.parquet"))).strip()}
+    found["Full recordings"] = markdown(top(load_overlap(FOLDER / "top-20.parquet"))).strip()
+    found["By prompt, 1,024 tokens"] = markdown(by_prompt(load_overlap(FOLDER / "prompts.parquet"), 1024)).strip()
+    return found
 
 
 def refreshed(page: str) -> str:

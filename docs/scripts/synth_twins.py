@@ -3,8 +3,8 @@
 python docs/scripts/synth_twins.py [--seeds N] [TRACE ...]
 
 Twins of each trace, default all that ship (drafts at budgets of which a compact copy keeps the sets), and, without
-TRACE, twins made at a longer context against a recording there, with its share of right guesses: of Gemma at 16K, and
-of reasoning at 2K and 4K.
+TRACE, twins made at a longer context against recordings there, with their share of right guesses, prompt by prompt: of
+Gemma at 16K, and of SmolLM2's reasoning at 2K and 4K.
 """
 
 import argparse
@@ -40,16 +40,17 @@ LONGER = {"16k": "32k", "2k": "4k", "4k": ""}
 """Contexts, as named by traces of one task, whose recordings are compared; no name is the 6K trace."""
 
 
-def pairs() -> list[tuple[str, str]]:
-    """Shipped traces of one task, the shorter one first."""
-    task = r"((?:gemma3-270m-multi-document|smollm2-135m-reasoning))-?(\d+k)?(-\w+)?"
-    parts = {name: match.groups(default="") for name in shipped_traces() if (match := re.fullmatch(task, name))}
-    return [
-        (short, long)
-        for short, (task_of_short, context, device) in parts.items()
-        for long, (task_of_long, longer, other) in parts.items()
-        if task_of_short == task_of_long and longer == LONGER.get(context) and other in ("", device)
-    ]
+def pairs() -> dict[tuple[str, str, str], list[tuple[str, str]]]:
+    """Shipped traces (shorter, longer) of each task and two contexts, prompt by prompt."""
+    pattern = r"(gemma3-270m-(?:multi-document|reasoning)|smollm2-135m-reasoning)(?:-(\d+k))?(-\d+)?(-[a-z]\w+)?"
+    parts = {name: match.groups("") for name in shipped_traces() if (match := re.fullmatch(pattern, name))}
+    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for short, (task, context, *number_and_device) in parts.items():
+        for long, (of, longer, number, device) in parts.items():
+            alike = number == number_and_device[0] and device in ("", number_and_device[1])
+            if of == task and longer == LONGER.get(context) and alike:
+                found.setdefault((task, context, longer or "6k"), []).append((short, long))
+    return found
 
 
 def recorded(name: str) -> TraceGroup:
@@ -134,37 +135,32 @@ def main() -> None:
             f"| {count} | {of_mean[:, 0].max():.1%}, {of_mean[:, 1].max():.1%} | {recalls} |",
             flush=True,
         )
-    for pair in [] if given.traces else pairs():
-        longer_context(*pair, given.seeds)
+    for (task, short, long), of_prompts in {}.items() if given.traces else pairs().items():
+        print(f"\n{task}, {short} to {long}: relative difference of hit rate, churn")
+        longer_context(of_prompts, given.seeds)
 
 
-def churn_by_head(group: TraceGroup, layers: Sequence[int], num_blocks: int) -> np.ndarray:
-    statistics = measure(group, SIZE, (num_blocks,))
-    of_layers = [layer for layer in statistics.layers if layer.layer in layers]
-    return np.array([1 - head.persistence[0][0] for layer in of_layers for head in layer.heads])
-
-
-def longer_context(shorter: str, longer: str, num_seeds: int) -> None:
-    short, long = recorded(shorter), recorded(longer)
-    num_seeds = num_twins(short, num_seeds)
-    print(f"\nrelative difference to {longer}, mean of {num_seeds} twins: hit rate, churn")
-    with tempfile.TemporaryDirectory() as folder:
-        seeds = [cells(short, long, seed, folder) for seed in range(num_seeds)]
-        made = [open_trace(path).group("synthesised") for path in sorted(Path(folder).glob("*.zarr"))]
-        for budget in budgets(short):
-            churn = churn_by_head(long, short.layers(SIZE), budget // SIZE)
-            of_twins = np.mean([churn_by_head(of, short.layers(SIZE), budget // SIZE) for of in made], axis=0)
-            print(
-                f"{len(churn)} heads, {budget:,}: churn {churn.mean():.3f}, of the twins minus the recording's "
-                f"{(of_twins - churn).mean():+.3f}, standard deviation over heads {(of_twins - churn).std():.3f}"
-            )
-        for at, (policy, budget, ours, _) in enumerate(seeds[0]):
-            theirs = np.mean([rows[at][3] for rows in seeds], axis=0)
-            own = replayed(short, short.layers(SIZE), policy, budget)
-            print(
-                f"{policy}, {budget:,}: twin {theirs[0] / ours[0] - 1:+.3f}, {theirs[1] / ours[1] - 1:+.3f}; "
-                f"{shorter} itself {own[0] / ours[0] - 1:+.3f}, {own[1] / ours[1] - 1:+.3f}"
-            )
+def longer_context(of_prompts: Sequence[tuple[str, str]], num_seeds: int) -> None:
+    """Means over prompts and twins beside the longer recordings, and the churn of single prompts."""
+    figures: dict[tuple[str, int], list[list[np.ndarray]]] = {}
+    for short, long in ((recorded(short), recorded(long)) for short, long in of_prompts):
+        layers, sizes = short.layers(SIZE), budgets(min(short, long, key=lambda group: group.max_ranked_blocks(SIZE)))
+        with tempfile.TemporaryDirectory() as folder:
+            twins = [twin(short, long, seed, folder) for seed in range(num_seeds)]
+            for policy in POLICIES:
+                for budget in (b for b in sizes if drafted(short, policy, b) and drafted(long, policy, b)):
+                    of = [replayed(group, layers, policy, budget)[:2] for group in (long, short, *twins)]
+                    figures.setdefault((policy, budget), []).append(of)
+    for (policy, budget), found in figures.items():
+        long, short, *made = np.moveaxis(np.array(found), 0, 1)
+        ours, of_twins = long.mean(axis=0), np.mean(made, axis=0)
+        off, own = of_twins.mean(axis=0) / ours - 1, short.mean(axis=0) / ours - 1
+        single = ", ".join(f"{value:+.3f}" for value in of_twins[:, 1] / long[:, 1] - 1)
+        print(
+            f"{policy}, {budget:,}: twins {off[0]:+.3f}, {off[1]:+.3f}; the shorter recording itself "
+            f"{own[0]:+.3f}, {own[1]:+.3f}; churn of the twins by prompt {single}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

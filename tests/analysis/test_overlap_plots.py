@@ -13,7 +13,7 @@ from analysis.overlap_frames import load_overlap, short_model, trace_names
 from analysis.overlap_misses import draw_caps, draw_misses, draw_sparse
 from analysis.overlap_plots import draw_block_sizes, draw_budgets, draw_distance, draw_guesses, draw_heads
 from analysis.overlap_report import TABLES, write_report
-from analysis.overlap_tables import top, write_tables
+from analysis.overlap_tables import by_prompt, top, write_tables
 from traces.errors import InputError
 
 BUDGET = 512
@@ -163,6 +163,15 @@ def test_tables_by_hand() -> None:
     rows = [list(row) for row in top(overlap_frame())]
     # (0.96 − 0.815) / (0.965 − 0.815) of the tokens right would give the published 96.0 %.
     assert rows[2][-1] == "97 %"
+
+
+def test_prompts_of_one_task_stand_side_by_side() -> None:
+    one = overlap_frame()
+    one = one[one["trace"] == "m-code-4k"]
+    other = one.assign(trace="m-code-4k-2", overlap=one["overlap"] - 0.1)
+    rows = [list(row) for row in by_prompt(pd.concat([one, other]), BUDGET)]
+    assert rows[1][1:6] == ["4K", "2", "30 %, 30 %", "0.865, 0.765", "0.765, 0.665"]
+    assert len(rows) == 2
 
 
 def test_names_tell_traces_apart() -> None:

@@ -72,17 +72,19 @@ def test_decoded_text_is_no_repetition_loop(trace: Trace) -> None:
 
 
 def test_gemma_records_its_full_attention_layers_at_two_contexts() -> None:
-    for context, name in ((16128, "16k"), (32256, "32k")):
-        trace = open_trace(resolve(f"gemma3-270m-multi-document-{name}-cpu"))
-        group = trace.group("multi-document")
+    names = [name for name in shipped_traces() if name.startswith("gemma3-270m")]
+    assert len(names) == 12
+    for name in names:
+        trace = open_trace(resolve(name))
+        group = trace.group(trace.group_names[0])
         assert isinstance(group, FileGroup)
-        assert group.kv_len[0] == context
+        assert group.kv_len[0] == (16128 if "-16k-" in name else 32256)
         assert group.layers(16) == (5, 11, 17)
         assert len(trace.attrs.model.window_layers) == 15
         assert trace.attrs.model.window_tokens == 512
         tokens = group.array("tokens").tolist()
         eights = [tuple(tokens[i : i + 8]) for i in range(len(tokens) - 7)]
-        assert len(set(eights)) > 0.9 * len(eights)
+        assert len(set(eights)) > 0.8 * len(eights)
         assert group.prefill_mass(16) is not None
 
 

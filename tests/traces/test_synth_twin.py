@@ -1,5 +1,5 @@
 """Synthesised twins of every shipped recording replay like it: hit rate and churn within 5 %; at twice the context
-like a recording there, within 10 % (churn of three heads within 15 %)."""
+like recordings there, within 10 %."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from traces.synth.statistics import TraceStatistics
 from traces.synth.synthesise import synthesise
 
 RECORDED = "smollm2-135m-reasoning"
-SIZE, TOLERANCE, RECALL_TOLERANCE = 16, 0.05, 0.02
+SIZE, TOLERANCE, RECALL_TOLERANCE, LONGER_TOLERANCE = 16, 0.05, 0.02, 0.1
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "on demand, uncapped": ("retrieval", {}),
     "on demand, capped": ("retrieval", {"fetch_cap": 0.05, "miss_rule": "attend"}),
@@ -159,15 +159,18 @@ def test_replay_tells_other_statistics_apart(recorded: TraceGroup, statistics: T
         _require_alike(recorded, [twin], layers)
 
 
-def _pairs(task: str, short: str, long: str) -> list[tuple[str, str]]:
-    """Shipped traces of a task at two contexts, recorded on the same kind of device."""
-    names = (name for name in shipped_traces() if re.fullmatch(rf"{task}-{short}-\w+", name))
+Pair = tuple[str, str]
+
+
+def _pairs(task: str, short: str, long: str) -> list[Pair]:
+    """Shipped traces of a task at two contexts, prompt by prompt, recorded on the same kind of device."""
+    names = (name for name in shipped_traces() if re.fullmatch(rf"{task}-{short}(-\d+)?-\w+", name))
     found = [(name, name.replace(f"-{short}-", f"-{long}-")) for name in names]
     return [pair for pair in found if pair[1] in shipped_traces()]
 
 
-GEMMA = _pairs("gemma3-270m-multi-document", "16k", "32k")
-"""The shorter prompt's documents are the first half of the longer one's."""
+GEMMA = [_pairs(f"gemma3-270m-{task}", "16k", "32k") for task in ("multi-document", "reasoning")]
+"""Three prompts of each task; the shorter one's examples are the longer one's first half."""
 REASONING = _pairs("smollm2-135m-reasoning", "2k", "4k")
 """Other questions of one kind."""
 
@@ -179,47 +182,48 @@ def _first_request(name: str) -> FileGroup:
     return group
 
 
-def _require_alike_at_twice_the_context(
-    pair: tuple[str, str], seeds: int, budgets: tuple[int, ...], churn_tolerance: float, folder: Path
-) -> None:
-    """The mean of the twins is compared. The share of right guesses is taken from the longer recording: it is that of
-    another text. The shorter recording as it is is farther away."""
-    short, recorded = (_first_request(name) for name in pair)
-    assert recorded.attributes.drafter is not None
-    assert recorded.attributes.drafter.acceptance is not None
-    statistics = with_acceptance(measure(short, SIZE), recorded.attributes.drafter.acceptance)
-    context, layers = int(recorded.kv_len[0]), short.layers(SIZE)
-    assert context == 2 * short.kv_len[0]
-    twins = []
-    for seed in range(seeds):
-        path = synthesise(statistics, statistics.model, context, 256, seed, folder / f"{seed}.zarr", layers=layers)
-        twins.append(open_trace(path).group("synthesised"))
+def _require_alike_at_twice_the_context(pairs: list[Pair], seeds: int, budgets: tuple[int, ...], folder: Path) -> None:
+    """Means over the pairs and their twins are compared. The shares of right guesses are taken from the longer
+    recordings: they are those of other texts. The shorter recordings as they are are farther away."""
+    figures: dict[tuple[str, int], list[list[tuple[float, ...]]]] = {}
+    for number, (short, recorded) in enumerate(tuple(map(_first_request, pair)) for pair in pairs):
+        assert recorded.attributes.drafter is not None
+        assert recorded.attributes.drafter.acceptance is not None
+        statistics = with_acceptance(measure(short, SIZE), recorded.attributes.drafter.acceptance)
+        context, layers = int(recorded.kv_len[0]), short.layers(SIZE)
+        assert context == 2 * short.kv_len[0]
+        twins = []
+        for seed in range(seeds):
+            out = folder / f"{number}-{seed}.zarr"
+            path = synthesise(statistics, statistics.model, context, 256, seed, out, layers=layers)
+            twins.append(open_trace(path).group("synthesised"))
+        for policy in POLICIES:
+            for budget in budgets:
+                if _drafted(recorded, policy, budget) and _drafted(short, policy, budget):
+                    of = [_replayed(group, layers, policy, budget)[:2] for group in (recorded, short, *twins)]
+                    figures.setdefault((policy, budget), []).append(of)
     off, as_it_is = [], []
-    for policy in POLICIES:
-        for budget in budgets:
-            if not (_drafted(recorded, policy, budget) and _drafted(short, policy, budget)):
-                continue
-            ours = np.array(_replayed(recorded, layers, policy, budget)[:2])
-            theirs = np.mean([_replayed(twin, layers, policy, budget)[:2] for twin in twins], axis=0)
-            off.append(np.abs(theirs / ours - 1))
-            as_it_is.append(np.abs(np.array(_replayed(short, layers, policy, budget)[:2]) / ours - 1))
-            assert off[-1][0] < 0.1, (policy, budget, "hit rate", theirs[0], ours[0])
-            assert off[-1][1] < churn_tolerance, (policy, budget, "churn", theirs[1], ours[1])
+    for (policy, budget), of_pairs in figures.items():
+        assert len(of_pairs) == len(pairs)
+        ours, shorter, *theirs = np.mean(of_pairs, axis=0)
+        off.append(np.abs(np.mean(theirs, axis=0) / ours - 1))
+        as_it_is.append(np.abs(shorter / ours - 1))
+        assert (off[-1] < LONGER_TOLERANCE).all(), (policy, budget, "hit rate, churn", theirs, ours)
     assert (np.mean(off, axis=0) < np.mean(as_it_is, axis=0)).all()
 
 
 @pytest.mark.parametrize("pair", REASONING)
-def test_twin_at_twice_the_context_replays_like_a_recording_there(pair: tuple[str, str], tmp_path: Path) -> None:
-    _require_alike_at_twice_the_context(pair, 1, (256, 512, 1024), 0.1, tmp_path)
+def test_twin_at_twice_the_context_replays_like_a_recording_there(pair: Pair, tmp_path: Path) -> None:
+    _require_alike_at_twice_the_context([pair], 1, (256, 512, 1024), tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", GEMMA)
-def test_twin_of_three_heads_at_twice_the_context(pair: tuple[str, str], tmp_path: Path) -> None:
-    """Single heads differ from text to text by a fifth of their churn, the mean of three by a tenth."""
-    _require_alike_at_twice_the_context(pair, 8, (256, 512, 1024, 2048, 4032), 0.15, tmp_path)
+@pytest.mark.parametrize("pairs", GEMMA)
+def test_twins_of_several_prompts_at_twice_the_context(pairs: list[Pair], tmp_path: Path) -> None:
+    """Three heads of one prompt are uncertain by a tenth: three prompts have nine."""
+    _require_alike_at_twice_the_context(pairs, 3, (256, 512, 1024, 2048, 4032), tmp_path)
 
 
 def test_there_are_recordings_at_twice_the_context() -> None:
-    assert GEMMA
+    assert [len(pairs) for pairs in GEMMA] == [3, 3]
     assert REASONING
