@@ -214,11 +214,12 @@ def by_prompt(frame: pd.DataFrame, budget_tokens: int) -> Rows:
     yield ("model, task", "context", "prompts", "right", "draft", "earlier query", "mass held: draft", "earlier query")
     right = at_budget(frame, budget_tokens).query("distance == 1 and predictor == 'draft' and guess == 'right'")
     shares = right.groupby("trace")["steps"].first() / rows.groupby("trace")["steps"].first()
-    for (model, task, context), same in rows.groupby(["model", "task", "context_tokens"], sort=False):
+    for _, same in rows.groupby(["model", "task", "context_tokens"], sort=False):
+        model, task, context = same.iloc[0][["model", "task", "context_tokens"]]
         of = {kind: same[same["predictor"] == kind].groupby("trace") for kind in ("draft", "previous")}
         yield (
-            f"{short_model(str(model))} {task}",
-            f"{int(context) / 1024:g}K",
+            f"{short_model(model)} {task}",
+            f"{context / 1024:g}K",
             str(same["trace"].nunique()),
             ", ".join(f"{100 * shares.get(trace, 0):.0f} %" for trace in of["draft"].groups),
             *(
