@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from realhw.prompts import encodable
 from traces.errors import InputError
+from traces.importers.rows import Row, jsonl_rows
 
 FIELDS = (
     ("prompt", "canonical_solution", "code"),
@@ -41,27 +43,27 @@ def load_examples(paths: Sequence[str | Path]) -> tuple[Example, ...]:
     """Examples of JSONL files with the keys of `FIELDS`. Raises InputError naming the line."""
     examples: list[Example] = []
     for path in map(Path, paths):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: examples cannot be read: {error}") from error
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path}, line {number}: not JSON: {error}") from error
+        for row in jsonl_rows(path):
             for question, answer, task in FIELDS:
-                if isinstance(row, dict) and question in row and answer in row:
-                    examples.append(Example(path.stem, task, str(row[question]), str(row[answer])))
+                if question in row.fields and answer in row.fields:
+                    examples.append(Example(path.stem, task, _text(row, question), _text(row, answer)))
                     break
             else:
                 expected = ", ".join(f"{question} with {answer}" for question, answer, _ in FIELDS)
-                raise InputError(f"{path}, line {number}: has none of {expected}")
+                raise InputError(f"{path}, line {row.line}: has none of {expected}")
     if not examples:
         raise InputError("no examples in " + ", ".join(map(str, paths)))
     return tuple(examples)
+
+
+def _text(row: Row, field: str) -> str:
+    value = row.get(field)
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise row.error(field, f"expected a text, got {json.dumps(value)[:60]}")
+    try:
+        return encodable(str(value))
+    except ValueError as error:
+        raise row.error(field, str(error)) from None
 
 
 def few_shot(examples: Sequence[Example], question: str, count: int, seed: int) -> list[dict[str, str]]:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from simulator.specs.base import PositiveInt, Spec
+from simulator.specs.validation import validated
 from traces.errors import InputError
+from traces.importers.rows import jsonl_rows
+
+
+def encodable(text: str) -> str:
+    """`text`. Raises ValueError for half a surrogate pair, which JSON can spell and no tokenizer takes."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("holds half of a surrogate pair, which is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
 
 
 class Message(Spec):
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: Text
 
 
 class Prompt(Spec):
     """One request. `name` becomes its group in the trace."""
 
-    name: str = Field(default="request", pattern=r"^[A-Za-z0-9_-]+$")
-    text: str | None = None
+    name: str = Field(default="request", pattern=r"^[_-]*[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=200)
+    text: Text | None = None
     """Taken as it is."""
-    messages: tuple[Message, ...] | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1)
     """Put through the tokenizer's chat template, with a generation prompt."""
     description: str | None = None
     answer: str | None = None
@@ -42,33 +53,33 @@ class Prompt(Spec):
 
 
 def load_prompts(source: str | Path) -> tuple[Prompt, ...]:
-    """Prompts of a `.jsonl` file (one object a line: name, text or messages), a text file, or `-` for stdin.
+    """Prompts of a `.jsonl` file (one object a line: name, text or messages), a text file, or `-` for a text on stdin.
 
     Raises InputError naming the line.
     """
-    if str(source) == "-":
-        return (Prompt(text=sys.stdin.read()),)
     path = Path(source)
+    if str(source) == "-" or path.suffix.lower() != ".jsonl":
+        return (Prompt(text=_text(path)),)
+    prompts: dict[str, Prompt] = {}
+    for row in jsonl_rows(path):
+        prompt = validated(Prompt, row.fields, f"{path}, line {row.line}")
+        if prompt.name in prompts:
+            raise InputError(f"{path}, line {row.line}: name {prompt.name!r} is taken by a line before")
+        prompts[prompt.name] = prompt
+    if not prompts:
+        raise InputError(f"{path}: needs at least one prompt")
+    return tuple(prompts.values())
+
+
+def _text(path: Path) -> str:
     try:
-        content = path.read_text(encoding="utf-8")
+        if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError("it is closed")
+            return sys.stdin.read()
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: prompts cannot be read: {error}") from error
-    if path.suffix != ".jsonl":
-        return (Prompt(text=content),)
-    prompts: list[Prompt] = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            prompts.append(Prompt.model_validate(json.loads(line)))
-        except ValidationError as error:
-            raise InputError(f"{path}, line {number}: {error.errors()[0]['msg']}") from error
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: not JSON: {error}") from error
-    names = [prompt.name for prompt in prompts]
-    if len(set(names)) < len(names) or not names:
-        raise InputError(f"{path}: needs at least one prompt and a different name for each; names: {names}")
-    return tuple(prompts)
+        raise InputError(f"{'stdin' if str(path) == '-' else path}: prompts cannot be read: {error}") from error
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:

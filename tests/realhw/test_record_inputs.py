@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import DeepseekV3Config, Gemma3ForCausalLM, Gemma3TextConfig, 
 
 from realhw.drafters import NgramDrafter
 from realhw.models import LoadedModel, full_attention_layers, geometry_of, load_model
+from realhw.prompt_sets import load_examples
 from realhw.prompts import Message, Prompt, encode_prompt, fit_context, load_prompts
 from realhw.record import record
 from realhw.record_options import RecordOptions
@@ -39,6 +41,9 @@ def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load_prompts(text) == (Prompt(text="1 2 3"),)
     monkeypatch.setattr("sys.stdin", io.StringIO("4 5"))
     assert load_prompts("-") == (Prompt(text="4 5"),)
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="stdin: prompts cannot be read: it is closed"):
+        load_prompts("-")
     lines = tmp_path / "p.jsonl"
     lines.write_text('{"name": "a", "text": "1"}\n\n{"name": "b", "messages": [{"role": "user", "content": "2"}]}\n')
     first, second = load_prompts(lines)
@@ -50,10 +55,18 @@ def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"name": "a", "text": "1"}\n{"name": "a", "text": "2"}', "a different name for each"),
-        ('{"name": "a"}', "line 1: .*either text or messages"),
+        ('{"name": "a", "text": "1"}\n\n{"name": "a", "text": "2"}', "line 3: name 'a' is taken by a line before"),
+        ('{"name": "a"}', "line 1: give either text or messages"),
         ('{"name": "a", "text": "1"}\nnonsense', "line 2: not JSON"),
-        ('{"name": "../a", "text": "1"}', "line 1: String should match"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ("[1]", "line 1: expected a JSON object"),
+        ('{"name": "../a", "text": "1"}', "line 1: name: string should match"),
+        ('{"name": "--", "text": "1"}', "line 1: name: string should match"),
+        (f'{{"name": "{"a" * 201}", "text": "1"}}', "line 1: name: string should have at most 200"),
+        ('{"name": "a", "txet": "1"}', "line 1: unknown key 'txet': did you mean text"),
+        ('{"name": "a", "text": 5}', "line 1: text: input should be a valid string, got 5"),
+        ('{"name": "a", "messages": []}', "line 1: messages: .* at least 1 item"),
+        ('{"name": "a", "text": "1 \\ud800"}', "line 1: text: holds half of a surrogate pair"),
         ("", "at least one prompt"),
     ],
 )
@@ -64,9 +77,40 @@ def test_bad_prompt_lines_are_named(tmp_path: Path, content: str, message: str) 
         load_prompts(path)
 
 
+def test_only_a_newline_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    text = "1\u20282\x853\x0c4"
+    lines = tmp_path / "p.JSONL"
+    lines.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\r\n", encoding="utf-8-sig")
+    assert load_prompts(lines) == (Prompt(text=text),)
+    plain = tmp_path / "p.txt"
+    plain.write_text("5 6", encoding="utf-8-sig")
+    assert load_prompts(plain) == (Prompt(text="5 6"),)
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(json.dumps({"question": text, "answer": 7}, ensure_ascii=False))
+    assert load_examples([questions])[0].question == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "line 1: not JSON"),
+        ('{"question": null, "answer": "1"}', "line 1, field question: expected a text, got null"),
+        ('{"question": "1", "answer": "\\udc00"}', "line 1, field answer: holds half of a surrogate pair"),
+        ('{"question": "1"}', "line 1: has none of"),
+    ],
+)
+def test_bad_examples_are_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_examples([path])
+
+
 def test_missing_prompt_file_and_template(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="prompts cannot be read"):
         load_prompts(tmp_path / "none.txt")
+    with pytest.raises(InputError, match=r"none\.jsonl: cannot be read: No such file"):
+        load_prompts(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="no chat template"):
         encode_prompt(NumberTokenizer(), Prompt(messages=(Message(role="user", content="1"),)))
 
