@@ -9,8 +9,10 @@ from oasis_sim.settings import parse_value
 from traces.errors import InputError
 
 
-def assigned(assignments: Sequence[str], taken: Collection[str], lists: Collection[str] = ()) -> dict[str, Any]:
-    """Values of assignments; those of `lists` hold several, with commas.
+def assigned(
+    assignments: Sequence[str], taken: Collection[str], lists: Collection[str] = (), flag: str = "--set"
+) -> dict[str, Any]:
+    """Values of assignments to `flag`; those of `lists` hold several, with commas.
 
     Raises InputError for one that is malformed, given twice or in `taken` (it has a flag or is filled in).
     """
@@ -18,9 +20,9 @@ def assigned(assignments: Sequence[str], taken: Collection[str], lists: Collecti
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
-            raise InputError(f"--set {assignment}: expected KEY=VALUE, e.g. --set temperature=0.6")
+            raise InputError(f"{flag} {assignment}: expected KEY=VALUE")
         if name in values or name in taken:
-            raise InputError(f"--set {name} is given twice")
+            raise InputError(f"{flag} {name} is given twice")
         values[name] = tuple(parse_value(part) for part in text.split(",")) if name in lists else parse_value(text)
     return values
 

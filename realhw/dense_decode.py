@@ -42,7 +42,8 @@ def dense_run(
     drafter: LockstepDrafter = NoDrafter()
     if num_guesses:
         first = ids[:, 0].tolist()
-        drafter = make_lockstep_drafter(options.drafter, loaded, options.draft_model, options.seed, first)
+        last = ids.shape[1] + steps + 1 + num_guesses
+        drafter = make_lockstep_drafter(options.drafter, loaded, options.draft_model, options.seed, first, last)
     cache = DynamicCache()
     cached = {cache_keyword(model): cache}
     with watched(loaded, drafter) as passes:

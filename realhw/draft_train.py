@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from realhw.models import Dtype, LoadedModel, load_model, text_config
 from realhw.prompt_sets import Example, load_examples
 from simulator.specs.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 from traces.errors import InputError
+from traces.schema import MAX_DRAFT_DISTANCE
 
 Progress = Callable[[str, int, int], None]
 IGNORED = -100
@@ -59,7 +60,7 @@ class TrainOptions(Spec):
     learning_rate: PositiveFloat = 1e-3
     draft_vocab_size: PositiveInt | None = None
     """Own output matrix over the most frequent tokens; null: the base's output matrix, frozen."""
-    distances: PositiveInt = Field(default=4, le=8)
+    distances: Annotated[int, Field(gt=0, le=MAX_DRAFT_DISTANCE, strict=True)] = 4
     distance_decay: Fraction = 0.8
     """Weight of the loss at distance j: decay^(j − 1). Source: EAGLE-3's published training code."""
     seed: NonNegativeInt = 0

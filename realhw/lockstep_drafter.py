@@ -103,14 +103,19 @@ class EachAlone:
 
 
 def make_lockstep_drafter(
-    name: DrafterName, base: LoadedModel, draft_model: str | None, seed: int, first_tokens: Sequence[int]
+    name: DrafterName,
+    base: LoadedModel,
+    draft_model: str | None,
+    seed: int,
+    first_tokens: Sequence[int],
+    num_positions: int = 0,
 ) -> LockstepDrafter:
-    """For requests whose first tokens, before any `following`, are `first_tokens`."""
+    """For requests whose first tokens, before any `following`, are `first_tokens`; num_positions as `make_drafter`."""
     if name == "eagle3":
         if draft_model is None:
             raise InputError("drafter eagle3 needs draft_model: a head to load")
         return LockstepEagle3(base, load_head_for(draft_model, base))
-    drafters = [make_drafter(name, base, draft_model, seed=seed) for _ in first_tokens]
+    drafters = [make_drafter(name, base, draft_model, seed=seed, num_positions=num_positions) for _ in first_tokens]
     return EachAlone(drafters, [[token] for token in first_tokens])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,8 +105,7 @@ def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32")
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise EnvironmentMissing("device cuda: torch sees no CUDA device; use device cpu")
+    require_device(device)
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what cannot be recorded is said once, here
     source, name, weights, options = _locate(name_or_path)
@@ -117,6 +117,20 @@ def load_model(name_or_path: str, device: str = "cpu", dtype: Dtype = "float32")
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
     model = model.to(device).eval()
     return LoadedModel(model, tokenizer, geometry_of(model, name), weights)
+
+
+def require_device(device: str) -> None:
+    """Raises InputError for another kind of device than cpu, cuda or cuda:N, EnvironmentMissing for one not there."""
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", device, flags=re.ASCII)
+    if found is None:
+        raise InputError(f"device {device!r}: expected cpu, cuda or cuda:N")
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise EnvironmentMissing(f"device {device}: torch sees no CUDA device; use device cpu")
+    if int(found[1] or 0) >= count:
+        raise EnvironmentMissing(f"device {device}: torch sees {count} CUDA devices, the last is cuda:{count - 1}")
 
 
 def load_tokenizer(name_or_path: str) -> Any:

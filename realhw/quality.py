@@ -70,8 +70,8 @@ def measure_quality(
         complete = measurement.run()
     if not (out / PROMPTS_FILE).exists():
         raise InputError(f"deadline_s: {options.deadline_s:g} s ended before anything was measured")
-    prompts = pq.read_table(out / PROMPTS_FILE)
-    answers = pq.read_table(out / ANSWERS_FILE) if (out / ANSWERS_FILE).exists() else None
+    prompts = _read(out / PROMPTS_FILE)
+    answers = _read(out / ANSWERS_FILE) if (out / ANSWERS_FILE).exists() else None
     summary = summarise(prompts, answers, options.bootstrap_samples, options.seed, MIN_DENSE_EXACT_MATCH)
     pq.write_table(summary, out / "quality.parquet")
     cuda = loaded.model.device.type == "cuda"
@@ -170,13 +170,17 @@ class _Measurement:
         path = self._out / file
         if not path.exists():
             return set()
-        table = pq.read_table(path, columns=["prompt", "policy.block_size_tokens"])
+        table = _read(path, ["prompt", "policy.block_size_tokens"])
         sizes = np.array([value or 0 for value in table["policy.block_size_tokens"].to_pylist()])
         return set(np.array(table["prompt"].to_pylist())[sizes == size].tolist())
 
     def _force(self, batch: Batch, size: int) -> pa.Table:
         grid, steps = self._grids[size], self._options.steps
         values = teacher_forced(self._loaded, self._dense_run(batch, steps), grid, self._options, self._selected, steps)
+        for name, of_lane in values.items():
+            if not np.isfinite(of_lane).all():
+                prompt = batch.names[int(np.argwhere(~np.isfinite(of_lane))[0, 0])]
+                raise InputError(f"prompt '{prompt}': {name} is not finite; nothing of it is kept")
         geometry = self._loaded.geometry
         block_bytes = 2 * size * geometry.head_dim * 2
         table = _policy_columns(grid, batch)
@@ -222,7 +226,7 @@ class _Measurement:
 
     def _dense_shares(self) -> dict[str, float]:
         path = self._out / ANSWERS_FILE
-        return dense_shares(pq.read_table(path)) if path.exists() else {}
+        return dense_shares(_read(path)) if path.exists() else {}
 
     def _batches(self, prompts: Sequence[tuple[Prompt, int]]) -> list[Batch]:
         """Consecutive prompts of one length (and task and number of answer tokens, where those count) together."""
@@ -274,9 +278,17 @@ def _tasks(batch: Batch) -> list[str]:
     return [prompt.task for prompt in batch.prompts]
 
 
+def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns)
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueError or OSError
+        first = str(error).splitlines()[0]
+        raise InputError(f"{path}: is not as it was written ({first}); remove it to measure again") from error
+
+
 def _append(path: Path, rows: pa.Table) -> None:
     """Add rows to a table, whole or not at all."""
-    before = [pq.read_table(path)] if path.exists() else []
+    before = [_read(path)] if path.exists() else []
     temporary = path.with_suffix(".tmp")
     pq.write_table(pa.concat_tables([*before, rows]), temporary, compression="zstd")
     os.replace(temporary, path)
@@ -286,10 +298,15 @@ def _claim(out: Path, options: QualityOptions) -> None:
     """Raises InputError where `out` holds results of other options."""
     content = json.dumps(options.model_dump(mode="json", exclude=NOT_OF_THE_RESULT), indent=1) + "\n"
     path = out / OPTIONS_FILE
-    if not path.exists():
-        path.write_text(content, encoding="utf-8")
+    if not any((out / file).exists() for file in (PROMPTS_FILE, ANSWERS_FILE)):
+        path.write_text(content, encoding="utf-8")  # of a run that measured nothing, if of any
         return
-    there, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(content)
+    try:
+        there, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: which options the results in {out} are of cannot be read: {error}") from error
+    if not isinstance(there, dict):
+        raise InputError(f"{path}: expected a JSON object")
     for name in sorted(wanted.keys() | there.keys()):
         if there.get(name) != wanted.get(name):
             raise InputError(f"{out}: holds results of another {name}; choose another folder or repeat that command")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from realhw.drafters import DrafterName
+from realhw.drafters import DrafterName, require_draft_model
 from realhw.models import Dtype
 from realhw.prompts import Prompt
 from simulator.fetch_cap import default_slack_blocks
@@ -55,6 +56,13 @@ class QualityOptions(Spec):
     """For residency; null: all cores."""
     command: str | None = None
 
+    @model_validator(mode="after")
+    def _draft_model(self) -> QualityOptions:
+        require_draft_model(self.drafter, self.draft_model)
+        if self.drafter != "ngram" and not any(name.startswith("draft") for name in self.predictors):
+            raise ValueError(f"drafter {self.drafter} has nothing to guess: predictors name no draft")
+        return self
+
 
 def policies_of(options: QualityOptions, block_size: int) -> list[PolicySpec]:
     """The grid at one block size, without duplicates: on demand there is no cap to vary."""
@@ -62,10 +70,12 @@ def policies_of(options: QualityOptions, block_size: int) -> list[PolicySpec]:
     for name, budget, cap in product(options.predictors, options.budgets_tokens, options.fetch_caps):
         if budget % block_size:
             raise InputError(f"budgets_tokens: {budget} is no multiple of block size {block_size}")
-        draft = name.removeprefix("draft")
+        found = re.fullmatch(r"(current|previous|oracle|random)|draft([1-9]\d{0,2})", name, flags=re.ASCII)
+        if found is None:
+            raise InputError(f"predictors: {name!r} is none of current, previous, oracle, random, draft1, draft2, …")
         values: dict[str, Any] = {
-            "predictor": "draft" if draft.isdigit() else name,
-            "lookahead_k": int(draft) if draft.isdigit() else 1,
+            "predictor": found[1] or "draft",
+            "lookahead_k": int(found[2] or 1),
             "kv_budget_tokens": budget,
             "block_size_tokens": block_size,
             "fetch_cap": cap if name != "current" else 1.0,

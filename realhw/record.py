@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from realhw.drafters import Drafter, make_drafter
-from realhw.hook import AttentionTap
+from realhw.hook import AttentionTap, RecordError
 from realhw.kv_cache import cut, new_cache, prepare_cutting, require_cached
 from realhw.memory_limit import out_of_memory
 from realhw.models import LoadedModel, cache_keyword, full_attention_layers, load_model, window_tokens
@@ -78,6 +78,7 @@ def record(
                 options.max_ngram_tokens,
                 options.min_ngram_tokens,
                 options.seed,
+                _last_position(tokens, options),
             )
             group = writer.group(prompt.name, group_attributes(options, prompt, tokens, block_layers, heads, drafter))
             with closing(drafter):
@@ -121,7 +122,7 @@ def _decode(
             rows = None if scores is None else _recorded_rows(scores, options, group, full_layers)
             group.append(step_record(attention, history[-1], len(history), group.attributes, queue, guesses, rows))
             report("decode", step + 1, options.steps)
-            history.append(_sample(logits, options.temperature, generator))
+            history.append(_sample(logits, options.temperature, generator, len(history)))
             if options.stop_at_eos and history[-1] == loaded.tokenizer.eos_token_id:
                 break
     except BaseException as error:
@@ -190,17 +191,20 @@ def _forward(model: Any, tokens: list[int], cache: DynamicCache, logits_to_keep:
     return logits[0, 0].float().cpu()
 
 
-def _sample(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    if temperature == 0:
+def _sample(logits: torch.Tensor, temperature: float, generator: torch.Generator, kv_len: int) -> int:
+    if logits.isnan().any() or not logits.amax().isfinite():
+        raise RecordError(f"KV length {kv_len}: the model's logits are not finite")
+    scaled = logits if temperature == 0 else logits / temperature
+    if temperature == 0 or not scaled.amax().isfinite():  # too cold for float32: greedy is its limit
         return int(logits.argmax())
-    return int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
+    return int(torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator))
 
 
 def _prompt_tokens(loaded: LoadedModel, prompt: Prompt, options: RecordOptions) -> list[int]:
     tokens = encode_prompt(loaded.tokenizer, prompt)
     if options.context_tokens is not None:
         tokens = fit_context(tokens, options.context_tokens, options.keep_first_tokens, prompt.name)
-    needed = len(tokens) + options.steps - 1 + options.draft_distances
+    needed = _last_position(tokens, options)
     if len(tokens) < 2:
         raise InputError(f"prompt '{prompt.name}' has {len(tokens)} tokens; a recording needs at least 2")
     if loaded.max_positions is not None and needed > loaded.max_positions:
@@ -210,6 +214,10 @@ def _prompt_tokens(loaded: LoadedModel, prompt: Prompt, options: RecordOptions) 
             f"the model has {loaded.max_positions}"
         )
     return tokens
+
+
+def _last_position(tokens: list[int], options: RecordOptions) -> int:
+    return len(tokens) + options.steps - 1 + options.draft_distances
 
 
 def _provenance(options: RecordOptions, loaded: LoadedModel) -> Provenance:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from realhw.drafters import Drafter, DrafterName
+from realhw.drafters import Drafter, DrafterName, require_draft_model
 from realhw.hook import Extra
 from realhw.models import Dtype
 from realhw.prompts import Prompt
 from realhw.sparse_drafts import require_recordable
 from simulator.draft_pass import residency_rules
-from simulator.specs.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
+from simulator.specs.base import Name, NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from simulator.specs.policy import PolicySpec
 from traces.errors import InputError
-from traces.schema import BlockSizeAttributes, DrafterAttributes, GroupAttributes
+from traces.schema import MAX_DRAFT_DISTANCE, BlockSizeAttributes, DrafterAttributes, GroupAttributes
 
 NUM_SPREAD_LAYERS = 6
+MAX_BUDGET_TOKENS = 2**20
+"""A million tokens, the longest context that is simulated."""
 
 
 class RecordOptions(Spec):
@@ -28,7 +31,7 @@ class RecordOptions(Spec):
     model: str
     """`smollm2-135m`, `gemma3-270m`, a .gguf file, a model folder or a Hugging Face name."""
     prompts: tuple[Prompt, ...] = Field(min_length=1)
-    name: str = "recorded"
+    name: Name = "recorded"
     """Of the trace."""
     context_tokens: PositiveInt | None = None
     """KV length at the first step, the current token included. Null: the prompt's own length."""
@@ -45,7 +48,7 @@ class RecordOptions(Spec):
     """Recorded for `extra_layers` only."""
     extra_layers: tuple[NonNegativeInt, ...] | None = None
     """Null: six layers spread over the depth."""
-    max_budget_tokens: PositiveInt = 2048
+    max_budget_tokens: Annotated[int, Field(gt=0, le=MAX_BUDGET_TOKENS, strict=True)] = 2048
     """M·P: the largest KV budget that the trace can replay."""
     score_levels_per_octave: PositiveInt = 16
     extras: tuple[Extra, ...] = ()
@@ -56,7 +59,7 @@ class RecordOptions(Spec):
     sparse_policy: PolicySpec | None = None
     """Also record `draft{j}_sparse`: what the guesses predict when their pass attends to this policy's working set.
     Takes a second pass a step."""
-    draft_distances: NonNegativeInt = Field(default=4, le=8)
+    draft_distances: Annotated[int, Field(ge=0, le=MAX_DRAFT_DISTANCE, strict=True)] = 4
     drafter: DrafterName = "ngram"
     draft_model: str | None = None
     """Of drafter `model`: as `model`, same tokenizer; of `eagle3`: a packaged head, its file or its folder."""
@@ -75,6 +78,19 @@ class RecordOptions(Spec):
     licences: dict[str, str] = Field(default_factory=dict)
     """Of the prompts, stored in the trace."""
     notes: str | None = None
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> RecordOptions:
+        """An option that nothing would look at is a mistake."""
+        require_draft_model(self.drafter, self.draft_model)
+        if self.min_ngram_tokens > self.max_ngram_tokens:
+            least, most = self.min_ngram_tokens, self.max_ngram_tokens
+            raise ValueError(f"min_ngram_tokens {least} exceeds max_ngram_tokens {most}")
+        if self.extra_layers is not None and not self.extra_block_sizes_tokens:
+            raise ValueError("extra_layers are those of extra_block_sizes_tokens, of which there are none")
+        if "prompt_window_tokens" in self.model_fields_set and "prompt_window_mass" not in self.extras:
+            raise ValueError("prompt_window_tokens is of prompt_window_mass, which is not recorded")
+        return self
 
     @property
     def sparse_size(self) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import assigned
+from oasis_sim.output import console
 from traces.errors import EnvironmentMissing, InputError
 
 LISTS = ("fetch_caps", "budgets_tokens", "block_sizes_tokens", "predictors")
@@ -47,7 +48,6 @@ def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Seq
 
 def _print_table(path: Path) -> None:
     import pyarrow.parquet as pq
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("predictor", "budget", "block", "cap", "recall", "KL (nats)", "ppl ratio", "agreement", "MB/token")
@@ -63,7 +63,7 @@ def _print_table(path: Path) -> None:
             f"{row['agreement']:.3f}",
             f"{row['h2d_bytes_per_token'] / 1e6:.3f}",
         )
-    Console().print(table)
+    console().print(table)
 
 
 def _report(what: str, done: int, total: int) -> None:

@@ -52,7 +52,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
         if name in given:
             given[name] = tuple(part.strip() for part in str(given[name]).split(","))
     if "sparse_policy" in given:
-        given["sparse_policy"] = assigned(str(given["sparse_policy"]).split(","), taken=())
+        given["sparse_policy"] = assigned(str(given["sparse_policy"]).split(","), taken=(), flag="--sparse-policy")
     for name in ("prompts", "command"):
         if name in given:
             raise InputError(f"--set {name}: is filled by the command line itself")

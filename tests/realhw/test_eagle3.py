@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from realhw.eagle3_drafter import Eagle3Drafter
 from realhw.models import LoadedModel
 from realhw.prompt_sets import Example, load_examples, needle_prompt
 from tests.realhw.tiny_llama import loaded_model
+from tests.realhw.word_tokenizers import NumberTokenizer
 from traces.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,8 +150,60 @@ def test_train_writes_a_head_and_its_acceptance(tmp_path: Path) -> None:
     assert (tmp_path / "again.safetensors").read_bytes() == out.read_bytes()
 
 
+class Words(NumberTokenizer):
+    """Word i of `words` has id i; all after the first `plain` are added tokens."""
+
+    def __init__(self, words: str, plain: int = 20) -> None:
+        super().__init__()
+        self._ids = {word: token for token, word in enumerate(words.split())}
+        self.added_tokens_decoder = {token: word for word, token in self._ids.items() if token >= plain}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._ids
+
+
+@pytest.mark.parametrize(
+    ("words", "vocab_size", "num_positions", "message"),
+    [
+        ("a b c <x>", 32, 256, None),  # the same words, padded further
+        ("a c b <x>", 24, 256, "2 of 4 tokens have another id there or none .'b'.; a drafter needs the same tokenizer"),
+        ("a b", 24, 256, "1 of 4 tokens have another id there or none .'c'."),
+        ("a b c <y>", 3, 256, "has 3 tokens, the tokenizer 4"),
+        ("a b c <y>", 24, 257, "has 256 positions, its last guess is for position 257"),
+    ],
+)
+def test_smaller_models_that_are_taken_and_that_are_not(
+    monkeypatch: pytest.MonkeyPatch, words: str, vocab_size: int, num_positions: int, message: str | None
+) -> None:
+    base = replace(tiny(), tokenizer=Words("a b c <x>", plain=3))
+    smaller = replace(tiny(vocab_size=vocab_size), tokenizer=Words(words, plain=3))
+    monkeypatch.setattr("realhw.drafters._load_once", lambda *_: smaller)
+    if message is None:
+        guesses = make_drafter("model", base, "small", num_positions=num_positions).guess([1, 2], 4)
+        assert len(guesses) == 4
+        assert max(guesses) < 24
+        return
+    with pytest.raises(InputError, match=message):
+        make_drafter("model", base, "small", num_positions=num_positions)
+
+
+def test_a_smaller_model_whose_logits_are_not_finite() -> None:
+    broken = tiny()
+    with torch.no_grad():
+        broken.model.lm_head.weight[2] = torch.nan
+    with pytest.raises(InputError, match="draft_model tiny: its logits are not finite"):
+        ModelDrafter(broken, 24).guess([1, 2], 1)
+
+
+def test_a_smaller_model_reads_a_long_prompt_in_parts(base: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 24, 50)]
+    whole = ModelDrafter(base, 24).guess(tokens, 3)
+    monkeypatch.setattr("realhw.drafters._CHUNK_TOKENS", 7)
+    assert ModelDrafter(base, 24).guess(tokens, 3) == whole
+
+
 def test_the_base_as_its_own_smaller_model_is_always_right(base: LoadedModel) -> None:
-    drafter = ModelDrafter(base)
+    drafter = ModelDrafter(base, 24)
     tokens = [3, 4, 5]
     for _ in range(5):
         guesses = drafter.guess(tokens, 3)

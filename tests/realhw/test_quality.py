@@ -199,6 +199,53 @@ def test_what_the_deadline_left_is_done_by_repeating(
         measure_quality(settings.model_copy(update={"steps": 3}), tmp_path / "parts", loaded)
 
 
+def test_a_run_that_measured_nothing_binds_no_options(loaded: LoadedModel, tmp_path: Path) -> None:
+    settings = options(predictors=("previous",), steps=4)
+    with pytest.raises(InputError, match="ended before anything"):
+        measure_quality(settings.model_copy(update={"deadline_s": 1e-9, "steps": 3}), tmp_path, loaded)
+    measure_quality(settings, tmp_path, loaded)
+    (tmp_path / "options.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"options\.json: which options .* cannot be read"):
+        measure_quality(settings, tmp_path, loaded)
+
+
+def test_results_that_are_not_as_written(loaded: LoadedModel, tmp_path: Path) -> None:
+    settings = options(predictors=("previous",), steps=4)
+    measure_quality(settings, tmp_path, loaded)
+    content = (tmp_path / "prompts.parquet").read_bytes()
+    (tmp_path / "prompts.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"prompts\.parquet: is not as it was written .*; remove it to measure again"):
+        measure_quality(settings, tmp_path, loaded)
+
+
+def test_what_is_not_finite_is_no_result(tmp_path: Path) -> None:
+    broken = loaded_model(vocab_size=24, initializer_range=0.5)
+    with torch.no_grad():
+        broken.model.model.layers[1].self_attn.q_proj.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="is not finite; nothing of it is kept"):
+        measure_quality(options(predictors=("previous",)), tmp_path, broken)
+    assert not (tmp_path / "prompts.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["draft0", "draft²", "draft", "previous-layer", "eagle3", ""])
+def test_predictors_that_are_none(name: str) -> None:
+    with pytest.raises(InputError, match=r"predictors: .* is none of current, previous, oracle, random, draft1"):
+        policies_of(options(predictors=(name,)), 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft_model": "x"}, "draft_model 'x' is of drafter model or eagle3"),
+        ({"drafter": "model"}, "drafter model needs draft_model"),
+        ({"drafter": "random", "predictors": ("previous", "oracle")}, "drafter random has nothing to guess"),
+    ],
+)
+def test_a_drafter_that_nothing_looks_at(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options(**changes)
+
+
 def test_policies_decode_on_their_own_where_dense_finds_the_answers(loaded: LoadedModel, tmp_path: Path) -> None:
     """The answer is what dense decode says; a budget of the whole context says it, a random working set does not."""
     base = options()

@@ -24,11 +24,12 @@ from transformers import (
 from oasis_sim.cli import main
 from realhw.hook import RecordError
 from realhw.memory_limit import fitting_context, requested_bytes
-from realhw.models import LoadedModel, geometry_of, load_model
+from realhw.models import LoadedModel, geometry_of, load_model, require_device
 from realhw.record import record
 from tests.realhw.tiny_llama import loaded_model, options
 from traces.check import check_trace
 from traces.errors import EnvironmentMissing, InputError
+from traces.reader import FileGroup, open_trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,7 +139,16 @@ def test_what_failed_before_its_first_step_is_removed_else_kept(
         (("--kv-heads", "0,x"), "kv_heads: expected whole numbers"),
         (("--sparse-policy", "fetch_cap=2"), "sparse_policy.fetch_cap"),
         (("--sparse-policy", "fetch_cup=0.1"), "unknown key 'sparse_policy.fetch_cup'"),
+        (("--sparse-policy", "fetch_cap"), "--sparse-policy fetch_cap: expected KEY=VALUE"),
         (("--block-sizes", "0"), "block_sizes_tokens"),
+        (("--draft-distances", "9"), "draft_distances: input should be less than or equal to 8, got 9"),
+        (("--max-budget", "1000000000000"), "max_budget_tokens: input should be less than or equal to 1048576"),
+        (("--name", ""), "name: string should have at least 1 character"),
+        (("--draft-model", "x"), "draft_model 'x' is of drafter model or eagle3, the drafter is ngram"),
+        (("--drafter", "eagle3"), "drafter eagle3 needs draft_model"),
+        (("--extra-layers", "0"), "extra_layers are those of extra_block_sizes_tokens"),
+        (("--set", "prompt_window_tokens=8"), "prompt_window_tokens is of prompt_window_mass"),
+        (("--set", "min_ngram_tokens=4"), "min_ngram_tokens 4 exceeds max_ngram_tokens 3"),
     ],
 )
 def test_flags_that_make_no_recording(
@@ -152,6 +162,20 @@ def test_flags_that_make_no_recording(
     assert (stopped.value.code, error.count("\n")) == (2, 1)
     assert message in error
     assert not (tmp_path / "t.zarr").exists()
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", "cuda0", "cuda:-1", "cuda:1 ", "CPU", ""])
+def test_a_device_that_is_none(device: str) -> None:
+    with pytest.raises(InputError, match="expected cpu, cuda or cuda:N"):
+        require_device(device)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    require_device("cuda:1")
+    with pytest.raises(EnvironmentMissing, match="device cuda:2: torch sees 2 CUDA devices, the last is cuda:1"):
+        require_device("cuda:2")
 
 
 def test_a_packaged_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +226,23 @@ def test_scores_that_are_not_finite(loaded: LoadedModel, tmp_path: Path, value: 
     with pytest.raises(RecordError, match="KV length 32, block size 4") as caught:
         record(options(prompts=(prompt,)), tmp_path / "t.zarr", loaded)
     assert "\n" not in str(caught.value)
+
+
+def test_logits_that_are_not_finite(loaded: LoadedModel, tmp_path: Path) -> None:
+    with torch.no_grad():
+        loaded.model.lm_head.weight[3] = torch.nan
+    with pytest.raises(RecordError, match="KV length 45: the model's logits are not finite"):
+        record(options(temperature=0), tmp_path / "t.zarr", loaded)
+
+
+def test_a_temperature_that_float32_takes_for_zero_is_greedy(loaded: LoadedModel, tmp_path: Path) -> None:
+    tokens = []
+    for temperature in (1e-300, 0):
+        path = record(options(steps=8, temperature=temperature), tmp_path / str(temperature), loaded)
+        group = open_trace(path).group("request")
+        assert isinstance(group, FileGroup)
+        tokens.append(group.array("tokens").tolist())
+    assert tokens[0] == tokens[1]
 
 
 def test_scores_that_stop_being_finite_keep_the_steps(loaded: LoadedModel, tmp_path: Path) -> None:
