@@ -52,28 +52,18 @@ def run_branches(branches: Sequence[Branch], repetitions: int) -> np.ndarray:
     _launch_once(branches)
     main = new_stream()
     streams = [main] + [new_stream(branch.priority) for branch in branches[1:]]
-    marks = [[new_event(timing=True, external=True) for _ in range(2)] for _ in branches]
+    marks = [_new_marks(2) for _ in branches]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=main):
-        fork = new_event()
-        fork.record(main)
+        fork = _recorded(main)
         for branch, stream, (start, end) in zip(branches, streams, marks, strict=True):
             with torch.cuda.stream(stream):
                 stream.wait_event(fork)
                 start.record(stream)
                 branch.run()
                 end.record(stream)
-        for stream in streams[1:]:
-            done = new_event()
-            done.record(stream)
-            main.wait_event(done)
-    samples = np.empty((repetitions + 1, len(branches)))
-    for i in range(repetitions + 1):
-        graph.replay()
-        torch.cuda.synchronize()
-        samples[i] = [start.elapsed_time(end) * 1e-3 for start, end in marks]
-    del graph
-    return samples[1:]
+        _join(main, streams[1:])
+    return _replayed(graph, marks, repetitions)
 
 
 def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins: bool = False) -> np.ndarray:
@@ -90,21 +80,19 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins:
     arrived: torch.cuda.Event | None = None
     streams = [new_stream(branch.priority) for branch in branches]
     turns = [itertools.cycle(branch.launches) for branch in branches]
-    marks = [[new_event(timing=True, external=True) for _ in range(1 + len(branches))] for _ in range(rounds)]
+    marks = [_new_marks(1 + len(branches)) for _ in range(rounds)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=streams[0]):
         for begin, *ends in marks:
             begin.record(streams[0])
-            fork = new_event()
-            fork.record(streams[0])
+            fork = _recorded(streams[0])
             if joins:
                 if arrived is not None:
                     streams[0].wait_event(arrived)
                 with torch.cuda.stream(third):
                     third.wait_event(fork)
                     flag.add_(1)
-                    arrived = new_event()
-                    arrived.record(third)
+                    arrived = _recorded(third)
             lanes = list(zip(branches, turns, streams, ends, strict=True))
             for branch, turn, stream, end in reversed(lanes) if joins else lanes:
                 with torch.cuda.stream(stream):
@@ -112,19 +100,11 @@ def run_rounds(branches: Sequence[Branch], rounds: int, repetitions: int, joins:
                     for launch in itertools.islice(turn, branch.calls):
                         launch()
                     end.record(stream)
-            for stream in streams[1:]:
-                done = new_event()
-                done.record(stream)
-                streams[0].wait_event(done)
+            _join(streams[0], streams[1:])
         if arrived is not None:
             streams[0].wait_event(arrived)
-    samples = np.empty((repetitions + 1, rounds, len(branches)))
-    for i in range(repetitions + 1):
-        graph.replay()
-        torch.cuda.synchronize()
-        samples[i] = [[begin.elapsed_time(end) * 1e-3 for end in ends] for begin, *ends in marks]
-    del graph
-    return samples[1:].reshape(-1, len(branches))
+    spans = [(begin, end) for begin, *ends in marks for end in ends]
+    return _replayed(graph, spans, repetitions).reshape(-1, len(branches))
 
 
 def time_launches(launches: Sequence[Launch], calls: int, repetitions: int = 15) -> Timing:
@@ -137,34 +117,50 @@ def time_behind_plans(launches: Sequence[Launch], priority: int, repetitions: in
     _launch_once([Branch(launches, len(launches))])
     plan = torch.zeros(1024, device="cuda").add_(1)
     main, plans, stream = new_stream(), new_stream(), new_stream(priority)
-    start, end = (new_event(timing=True, external=True) for _ in range(2))
+    start, end = _new_marks(2)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=main):
-        fork = new_event()
-        fork.record(main)
+        fork = _recorded(main)
         plans.wait_event(fork)
         stream.wait_event(fork)
         start.record(stream)
         for launch in launches:
-            planned = new_event()
             with torch.cuda.stream(plans):
                 plan.add_(1)
-                planned.record(plans)
+                planned = _recorded(plans)
             with torch.cuda.stream(stream):
                 stream.wait_event(planned)
                 launch()
         end.record(stream)
-        for branch in (plans, stream):
-            done = new_event()
-            done.record(branch)
-            main.wait_event(done)
-    samples = []
-    for _ in range(repetitions + 1):
+        _join(main, (plans, stream))
+    return summarise(_replayed(graph, [(start, end)], repetitions)[:, 0], len(launches))
+
+
+def _new_marks(count: int) -> list[torch.cuda.Event]:
+    """Events that a graph records and the host reads."""
+    return [new_event(timing=True, external=True) for _ in range(count)]
+
+
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = new_event()
+    event.record(stream)
+    return event
+
+
+def _join(main: torch.cuda.Stream, streams: Sequence[torch.cuda.Stream]) -> None:
+    """`main` waits for all that the streams have been given."""
+    for stream in streams:
+        main.wait_event(_recorded(stream))
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, spans: Sequence[Sequence[torch.cuda.Event]], repetitions: int) -> np.ndarray:
+    """Seconds [repetitions, spans] between start and end of each; one replay more is thrown away."""
+    samples = np.empty((repetitions + 1, len(spans)))
+    for i in range(repetitions + 1):
         graph.replay()
         torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e-3)
-    del graph
-    return summarise(samples[1:], len(launches))
+        samples[i] = [start.elapsed_time(end) * 1e-3 for start, end in spans]
+    return samples[1:]
 
 
 def _launch_once(branches: Sequence[Branch]) -> None:
