@@ -86,7 +86,7 @@ class RecordOptions(Spec):
         if self.min_ngram_tokens > self.max_ngram_tokens:
             least, most = self.min_ngram_tokens, self.max_ngram_tokens
             raise ValueError(f"min_ngram_tokens {least} exceeds max_ngram_tokens {most}")
-        if self.extra_layers is not None and not self.extra_block_sizes_tokens:
+        if self.extra_layers is not None and self.block_sizes_tokens and not self.extra_block_sizes_tokens:
             raise ValueError("extra_layers are those of extra_block_sizes_tokens, of which there are none")
         if "prompt_window_tokens" in self.model_fields_set and "prompt_window_mass" not in self.extras:
             raise ValueError("prompt_window_tokens is of prompt_window_mass, which is not recorded")

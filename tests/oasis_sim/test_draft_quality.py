@@ -51,7 +51,7 @@ def test_quality_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path, pro
     out = str(tmp_path / "out")
     measure = ("quality", prompts, "--model", "none", "--out", out, "-q")
     assert "no multiple of block size 16" in fails(capsys, *measure, "--budgets", "100")
-    assert "policy.predictor" in fails(capsys, *measure, "--predictors", "previous,guess")
+    assert "predictors: 'guess' is none of" in fails(capsys, *measure, "--predictors", "previous,guess")
     assert "policy.fetch_cap" in fails(capsys, *measure, "--fetch-caps", "0.1,2")
     assert "unknown key 'step'" in fails(capsys, *measure, "--set", "step=3")
     assert "is a file" in fails(capsys, "quality", prompts, "--model", "none", "--out", prompts)
