@@ -71,10 +71,13 @@ def load_results(folder: Path) -> pd.DataFrame:
 
     Raises `InputError` where the folder is missing, was not written by oasis-sim, or is not finished.
     """
+    if folder.is_file():
+        raise InputError(f"{folder}: is a file; pass the folder that run or sweep wrote")
     if not folder.is_dir():
         raise InputError(f"{folder}: no such results folder")
     missing = [name for name in (RESULTS, CONFIG, MANIFEST) if not (folder / name).is_file()]
-    if RESULTS in missing and (folder / PARTIAL).is_file():
+    # A run writes its manifest first; a validation has points too.
+    if RESULTS in missing and MANIFEST not in missing and (folder / PARTIAL).is_file():
         raise InputError(f"{folder}: not finished ({PARTIAL} without {RESULTS}); repeat the command to resume it")
     if missing:
         raise InputError(f"{folder}: not a complete results folder, it lacks {', '.join(missing)}")

@@ -47,6 +47,8 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise InputError(f"plot format {unknown[0] if unknown else 'list'!r} is not one of {', '.join(FORMATS)}")
+    if out is not None and out.is_file():
+        raise InputError(f"{out}: is a file; results go into a folder")
     run = load_run(folder)
     pictures_folder = folder / "plots" if out is None else out
     if serving_plots.is_serving(run):

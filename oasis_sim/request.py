@@ -10,6 +10,7 @@ from typing import Any
 from oasis_sim.settings import Settings, command_line_settings, flatten
 from simulator.experiment import expand, without_effect
 from simulator.objective import require_objective
+from simulator.results import CONFIG
 from simulator.specs.experiment import ExperimentSpec
 from simulator.specs.serving import ServingSpec
 from simulator.systems import get_system
@@ -108,6 +109,9 @@ def read_settings(file: str | None) -> Settings:
     """Dotted keys of an experiment file, each with the list of its values; none without a file."""
     if file is None:
         return {}
+    if Path(file).is_dir():
+        config = Path(file) / CONFIG
+        raise InputError(f"{file}: is a folder; pass an experiment's YAML file{f', {config}' * config.is_file()}")
     tree = load_yaml(file)
     if tree is not None and not isinstance(tree, Mapping):
         raise InputError(f"{file}: expected a mapping of experiment keys, found {type(tree).__name__}")

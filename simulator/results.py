@@ -51,6 +51,8 @@ class RunFolder:
         self._created: list[Path] = []
 
     def __enter__(self) -> Self:
+        if self.path.is_file():
+            raise InputError(f"{self.path}: is a file; results go into a folder")
         try:
             self._created = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,8 @@ def _kept(folder: Path) -> str:
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder, which goes again where a fault or an interruption leaves it empty."""
+    if folder.is_file():
+        raise InputError(f"--out {folder}: is a file; results go into a folder")
     new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GOALS = {"median_abs_error": 0.03, "p95_abs_error": 0.08}
 """What `--check` demands of |TPOT error| where nothing else is given."""
+CAMPAIGN = "campaign.jsonl"
 
 
 def validate(
@@ -35,10 +36,12 @@ def validate(
     load_hardware(hardware)  # before points run
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {out}: is no folder")
+        raise InputError(f"--out {out}: is a file; results go into a folder")
     if num_points < 1:
         raise InputError(f"--points must be at least 1, got {num_points}")
     keys = None
+    if source is not None:
+        _require_source(Path(source))
     if source is not None and Path(source).suffix == ".jsonl":
         campaign = Path(source)
     else:
@@ -53,6 +56,16 @@ def validate(
     if check:
         _require(summary, {"median_abs_error": max_median, "p95_abs_error": max_p95})
     return 0
+
+
+def _require_source(path: Path) -> None:
+    """Raises InputError for what is neither a campaign's file, an experiment's nor a sweep's folder."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    if path.is_dir() and (path / CAMPAIGN).is_file() and not (path / "manifest.json").exists():
+        raise InputError(f"{path}: is a folder of measured points, not of a sweep; pass {path / CAMPAIGN}")
+    if path.is_dir() if path.suffix == ".jsonl" else path.is_file() and path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{path}: pass a campaign's .jsonl file, an experiment's .yaml file or a sweep's folder")
 
 
 def _nothing(_: dict[str, Any]) -> None:
@@ -109,7 +122,7 @@ def _run_points(folder: Path, picks: Sequence[Pick] | None) -> tuple[Path, list[
     from realhw.point_list import default_points
 
     points = default_points() if picks is None else [one.point for one in picks]
-    target = folder / "campaign.jsonl"
+    target = folder / CAMPAIGN
     try:
         _require_gpu()
     except EnvironmentMissing as error:

@@ -41,8 +41,21 @@ def test_a_missing_folder_is_named(tmp_path):
 
 def test_an_unfinished_sweep_says_how_to_resume(tmp_path):
     (tmp_path / "points.jsonl").write_text("{}\n")
+    (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"not finished.*resume"):
         load_results(tmp_path)
+
+
+def test_points_that_no_run_wrote_are_not_called_unfinished(tmp_path):
+    (tmp_path / "points.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match=r"not a complete results folder, it lacks results\.parquet"):
+        load_results(tmp_path)
+
+
+def test_a_file_is_no_results_folder(tmp_path):
+    (tmp_path / "results.parquet").touch()
+    with pytest.raises(InputError, match=r"results\.parquet: is a file; pass the folder that run or sweep wrote"):
+        load_results(tmp_path / "results.parquet")
 
 
 def test_a_file_that_is_no_parquet_is_one_clear_line(tmp_path, sweep_frame, write_run):

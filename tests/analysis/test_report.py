@@ -186,5 +186,7 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path, make_row, 
     monkeypatch.setattr("analysis.report.PLOTS", {"breakdown": PLOTS["breakdown"]})
     folder = write_run(tmp_path / "run", pd.DataFrame([make_row("dense")]))
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="file: is a file; results go into a folder"):
         plot_run(folder, tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written"):
+        plot_run(folder, tmp_path / "file" / "plots")

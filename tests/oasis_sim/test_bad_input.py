@@ -181,6 +181,41 @@ def test_traces_that_cannot_be_trusted(oasis: Oasis, tiny_trace: Path, tmp_path:
     _assert_one_clear_line(truncated.code, truncated.err, truncated.out, "short.zarr.zip")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "folder"], "folder: is a folder; pass an experiment's YAML file"),
+        (["sweep", "run"], "run: is a folder; pass an experiment's YAML file, run/config.yaml"),
+        (["compare", "folder"], "folder: is a folder; pass an experiment's YAML file"),
+        (["sweep", "--out", "file"], "file: is a file; results go into a folder"),
+        (["compare", "--out", "file"], "file: is a file; results go into a folder"),
+        (["plot", "file"], "file: is a file; pass the folder that run or sweep wrote"),
+        (["plot", "folder", "--out", "file"], "file: is a file; results go into a folder"),
+        (["plot", "validation"], "validation: not a complete results folder, it lacks results.parquet"),
+        (["validate", "validation", "--out", "new"], "of measured points, not of a sweep; pass validation/campaign"),
+        (["validate", "folder.jsonl", "--out", "new"], "folder.jsonl: pass a campaign's .jsonl file, an experiment's"),
+        (["validate", "file", "--out", "new"], "file: pass a campaign's .jsonl file, an experiment's .yaml file or a"),
+        (["validate", "absent", "--out", "new"], "absent: no such file or folder"),
+        (["validate", "--out", "file"], "--out file: is a file; results go into a folder"),
+        (["trace", "overlap", "smollm2-135m-extras", "--out", "file"], "file: is a file; results go into a folder"),
+        (["record", "folder", "--model", "smollm2-135m", "--out", "new"], "folder: prompts cannot be read: Is a dir"),
+        (["quality", "folder", "--model", "smollm2-135m", "--out", "new"], "folder: prompts cannot be read: Is a dir"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_folder_for_a_file_and_a_file_for_a_folder(
+    oasis: Oasis, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    for folder in ("folder", "folder.jsonl", "run", "validation"):
+        (tmp_path / folder).mkdir()
+    for file in ("file", "run/config.yaml", "validation/campaign.jsonl", "validation/points.jsonl"):
+        (tmp_path / file).touch()
+    before = sorted(tmp_path.rglob("*"))
+    done = oasis(*arguments)
+    _assert_one_clear_line(done.code, done.err, done.out, message)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def _tampered(source: Path, target: Path) -> None:
     """The trace with one attribute changed that the content hash covers."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
