@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from simulator.specs.base import PositiveInt, Spec
 from simulator.specs.validation import validated
@@ -59,7 +59,10 @@ def load_prompts(source: str | Path) -> tuple[Prompt, ...]:
     """
     path = Path(source)
     if str(source) == "-" or path.suffix.lower() != ".jsonl":
-        return (Prompt(text=_text(path)),)
+        text = _text(path)
+        if str(source) != "-" and _is_prompt(text.lstrip().partition("\n")[0]):
+            raise InputError(f"{path}: holds prompts as JSON lines; such a file must end in .jsonl")
+        return (Prompt(text=text),)
     prompts: dict[str, Prompt] = {}
     for row in jsonl_rows(path):
         prompt = validated(Prompt, row.fields, f"{path}, line {row.line}")
@@ -79,7 +82,15 @@ def _text(path: Path) -> str:
             return sys.stdin.read()
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{'stdin' if str(path) == '-' else path}: prompts cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{'stdin' if str(path) == '-' else path}: prompts cannot be read: {reason}") from error
+
+
+def _is_prompt(line: str) -> bool:
+    try:
+        return bool(Prompt.model_validate_json(line))
+    except ValidationError:
+        return False
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:

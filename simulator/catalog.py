@@ -13,6 +13,7 @@ from simulator.specs.hardware import HardwareSpec
 from simulator.specs.model import ModelSpec
 from simulator.specs.validation import unknown_name, validated
 from simulator.yaml_io import load_yaml
+from traces.errors import InputError
 
 DATA = Path(__file__).resolve().parent / "data"
 
@@ -38,7 +39,8 @@ def hardware() -> tuple[HardwareSpec, ...]:
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A catalog model (name or Hugging Face id), or the model that a `config.json` or its folder describes.
 
-    Raises InputError: unknown name (with the nearest ones), unreadable file, or a config key that is missing.
+    Raises InputError: unknown name (with the nearest ones), a file that does not end in .json or cannot be read, or a
+    config key that is missing.
     """
     text = str(name_or_path)
     for model in models():
@@ -47,20 +49,29 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return load_hf_config(path)
+    _refuse_file(path, "a model's file is a Hugging Face config.json and must end in .json")
     raise unknown_name("model", text, (m.name for m in models()), "a path to a Hugging Face config.json or its folder")
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     """A shipped profile by name, or a profile from a YAML file (`oasis-sim calibrate` writes them).
 
-    Raises InputError: unknown name (with the nearest ones), or a file that is no valid profile (naming the key).
+    Raises InputError: unknown name (with the nearest ones), a file that does not end in .yaml or .yml, or one that is
+    no valid profile (naming the key).
     """
     text = str(name_or_path)
     if text.casefold() in hardware_names():
         return _shipped_profile(text.casefold())
     if Path(text).suffix in {".yaml", ".yml"}:
         return validated(HardwareSpec, load_yaml(text), text)
-    raise unknown_name("hardware", text, hardware_names(), "a path to a profile.yaml")
+    _refuse_file(Path(text), "a hardware profile is a file that must end in .yaml or .yml")
+    raise unknown_name("hardware", text, hardware_names(), "a path to a profile that ends in .yaml")
+
+
+def _refuse_file(path: Path, rule: str) -> None:
+    """Raises InputError for a file or folder that is there: its ending tells a path from a name."""
+    if path.exists():
+        raise InputError(f"{path}: {rule}")
 
 
 def distinct_figures(profile: HardwareSpec) -> list[Figure]:

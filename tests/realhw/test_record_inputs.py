@@ -35,6 +35,15 @@ class Configured:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def test_prompts_as_json_lines_need_their_ending(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('\n{"name": "a", "text": "1"}\n')
+    with pytest.raises(InputError, match=r"p\.json: holds prompts as JSON lines; such a file must end in \.jsonl"):
+        load_prompts(path)
+    path.write_text('{"a": "document in JSON"}')
+    assert load_prompts(path) == (Prompt(text=path.read_text()),)
+
+
 def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "p.txt"
     text.write_text("1 2 3")

@@ -184,6 +184,17 @@ def test_names_ignore_case_and_hub_ids_work() -> None:
         load_hardware("nonesuch")
 
 
+def test_a_file_with_another_ending_is_told_which_one_it_needs(tmp_path: Path) -> None:
+    for name in ("mine", "mine.txt"):
+        (tmp_path / name).write_text("name: mine\n", encoding="utf-8")
+        with pytest.raises(InputError, match=rf"{name}: a hardware profile is a file that must end in \.yaml"):
+            load_hardware(tmp_path / name)
+        with pytest.raises(InputError, match=rf"{name}: a model's file is .* and must end in \.json"):
+            load_model(tmp_path / name)
+    with pytest.raises(InputError, match="a hardware profile is a file"):
+        load_hardware(tmp_path)
+
+
 def test_profile_from_a_file(tmp_path: Path) -> None:
     text = (DATA / "hardware" / "h100-sxm.yaml").read_text(encoding="utf-8")
     file = tmp_path / "mine.yaml"

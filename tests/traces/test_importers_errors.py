@@ -152,6 +152,13 @@ def test_files_without_a_request_or_text(tmp_path: Path, name: str, content: byt
         load_workload(path)
 
 
+def test_json_lines_under_another_ending_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "requests.txt"
+    path.write_text('{"arrival_s": 0, "prompt_tokens": 8, "output_tokens": 8}\n')
+    with pytest.raises(InputError, match=r"requests\.txt: JSON lines are read from a file that ends in \.jsonl"):
+        load_workload(path)
+
+
 def test_only_failed_calls_leave_no_workload(tmp_path: Path) -> None:
     path = tmp_path / "failed.csv"
     path.write_text(BURSTGPT.replace(",18,", ",0,"))

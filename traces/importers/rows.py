@@ -114,6 +114,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
         reader = csv.reader(handle, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
+            if header and header[0].startswith("{"):
+                raise InputError(f"{path}: JSON lines are read from a file that ends in .jsonl, .ndjson or .json")
             if len(set(header)) != len(header):
                 raise InputError(f"{path}, line 1: a column is named twice in {', '.join(header)}")
             for values in reader:
