@@ -26,6 +26,7 @@ from analysis.overlap_frames import (
 )
 from analysis.overlap_misses import CAP_LOOKS, CASES, found_by
 from traces.errors import InputError
+from traces.one_line import end_in_one_line
 
 PUBLISHED_DRAFT, PUBLISHED_PREVIOUS = 0.960, 0.839
 """Overlap of the best 20 blocks of 16, Qwen3-8B, a draft and the previous token. Source: OasisKV, arXiv 2608.08097."""
@@ -286,4 +287,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_in_one_line()
     main()

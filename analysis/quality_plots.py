@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from analysis import style
 from analysis.quality_tables import BLOCK, BUDGET, CAP, informed, load_quality, rank_correlation
 from traces.errors import InputError
+from traces.one_line import end_in_one_line
 
 DRAWN = {"previous": "D", "draft1": "o", "draft4": "v", "oracle": "^"}
 """Predictors of the picture of traffic; the others lie between them."""
@@ -168,4 +169,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_in_one_line()
     main()

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from analysis.load import read_table
 from traces.errors import InputError
+from traces.one_line import end_in_one_line
 
 TABLE, PROMPTS = "quality.parquet", "prompts.parquet"
 BUDGET, BLOCK, CAP = "policy.kv_budget_tokens", "policy.block_size_tokens", "policy.fetch_cap"
@@ -127,4 +128,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_in_one_line()
     main()

@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from analysis import style
 from analysis.load import read_table
+from traces.one_line import end_in_one_line
 
 TABLE = "points.parquet"
 COLUMNS = (
@@ -153,4 +154,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_in_one_line()
     main()
