@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from realhw.drafters import vocabulary
 from realhw.eagle3 import Eagle3Config, Eagle3Head, Keys, default_feature_layers, save_head
-from realhw.eagle3_drafter import captured
+from realhw.eagle3_drafter import captured, decoder_layers
 from realhw.models import Dtype, LoadedModel, load_model, text_config
 from realhw.prompt_sets import Example, load_examples
 from simulator.specs.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
@@ -91,25 +92,34 @@ def train(
     report = progress or (lambda what, done, total: None)
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: a head is written as .safetensors")
+    _require_writable(out)
     report("loading the model", 0, 1)
     loaded = loaded or load_model(options.model, options.device, options.dtype)
     started = time.perf_counter()
+    require_trainable(loaded, options)
     splits = split_examples(load_examples(options.prompts), options)
+    positions = loaded.max_positions or options.packed_tokens
+    longest = min(options.sequence_tokens, positions)
     torch.manual_seed(options.seed)
     sequences: list[list[int]] = []
     held_out: list[tuple[list[int], int]] = []
     for name, examples in splits.items():
         prompts = [_chat(loaded.tokenizer, example.question) for example in examples]
         for prompt, answer in zip(prompts, _generate(loaded, prompts, options, name, report), strict=True):
-            tokens = (prompt + answer)[: options.sequence_tokens]
+            tokens = (prompt + answer)[:longest]
             if name == "held out":
                 held_out.append((tokens, len(prompt)))
             else:
                 sequences.append(tokens)
         if name == "training" and options.reference_answers:
-            sequences += [_chat(loaded.tokenizer, e.question, e.answer)[: options.sequence_tokens] for e in examples]
+            sequences += [_chat(loaded.tokenizer, e.question, e.answer)[:longest] for e in examples]
     generated_s = time.perf_counter() - started
-    sequences = packed(sequences, options.packed_tokens, options.seed)
+    if not sum(num_positions(len(tokens), prompt, options.distances) for tokens, prompt in held_out):
+        raise InputError(
+            f"no held-out answer has {options.distances + 1} tokens within {longest}: acceptance cannot be measured; "
+            "raise new_tokens or sequence_tokens"
+        )
+    sequences = packed([s for s in sequences if len(s) > 1], min(options.packed_tokens, positions), options.seed)
     head = new_head(loaded, options, sequences)
     losses = fit(head, loaded, sequences, options, report)
     report("measuring acceptance", 0, 1)
@@ -137,6 +147,29 @@ def train(
     save_head(head, out)
     out.with_suffix(".json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def _require_writable(out: Path) -> None:
+    """Raises InputError before a training whose head could not be written."""
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+
+
+def require_trainable(loaded: LoadedModel, options: TrainOptions) -> None:
+    """Raises InputError for a base without what a head is made of, and for a vocabulary larger than the base's."""
+    decoder_layers(loaded.model)
+    config = text_config(loaded.model)
+    for name in ("hidden_size", "intermediate_size", "rms_norm_eps", "max_position_embeddings"):
+        if getattr(config, name, None) is None:
+            raise InputError(f"{loaded.geometry.name}: a head needs a model whose configuration has {name}")
+    if options.draft_vocab_size is not None and options.draft_vocab_size > vocabulary(loaded.model):
+        raise InputError(
+            f"draft_vocab_size {options.draft_vocab_size} exceeds the base's {vocabulary(loaded.model)} tokens"
+        )
 
 
 def split_examples(examples: Sequence[Example], options: TrainOptions) -> dict[str, list[Example]]:
@@ -206,11 +239,12 @@ def fit(
     total = steps_per_epoch * options.epochs
     trained = [p for p in head.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    started, losses = time.perf_counter(), []
+    started = time.perf_counter()
+    losses: list[float] = []
     head.train()
     for step in range(total):
         spent = (time.perf_counter() - started) / options.max_seconds if options.max_seconds else 0.0
-        if spent >= 1:
+        if spent >= 1 and losses:
             break
         if step % steps_per_epoch == 0:
             batches = _batches(sequences, options.batch_sequences, options.seed + step)
@@ -222,6 +256,10 @@ def fit(
             group["lr"] = rate
         tokens = batches[step % steps_per_epoch].to(loaded.model.device)
         loss = training_loss(head, loaded.model, tokens, options.distances, options.distance_decay)
+        if not loss.isfinite():
+            raise InputError(
+                f"training: the loss of step {step + 1} is not finite; learning_rate is {options.learning_rate:g}"
+            )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -281,12 +319,17 @@ def measure_acceptance(
         part = held_out[start : start + batch]
         guesses = chain_guesses(head, loaded, [tokens for tokens, _ in part], distances)
         for row, (tokens, prompt_tokens) in enumerate(part):
-            hits, num_positions = accepted(guesses[row], tokens, prompt_tokens)
+            hits, known = accepted(guesses[row], tokens, prompt_tokens)
             right += hits.sum(axis=0)
             prefix += np.logical_and.accumulate(hits, axis=1).sum(axis=0)
-            count += num_positions
+            count += known
     shares = [tuple(float(x) for x in counts / max(count, 1)) for counts in (right, prefix)]
     return Acceptance(shares[0], shares[1], count)
+
+
+def num_positions(num_tokens: int, prompt_tokens: int, distances: int) -> int:
+    """Positions of generated text that have a guess at every distance."""
+    return max(0, num_tokens - distances - max(prompt_tokens - 1, 1))
 
 
 def accepted(guesses: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], first: int) -> tuple[Any, int]:
@@ -347,6 +390,7 @@ def _generate(
     device, end = loaded.model.device, loaded.tokenizer.eos_token_id
     answers: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    _require_generable(loaded, prompts, options.new_tokens, name)
     for start in range(0, len(order), options.generate_sequences):
         chosen = order[start : start + options.generate_sequences]
         width = max(len(prompts[i]) for i in chosen)
@@ -355,7 +399,7 @@ def _generate(
         for row, i in enumerate(chosen):
             ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
             mask[row, width - len(prompts[i]) :] = 1
-        sampling = {"do_sample": False} if options.temperature == 0 else {
+        sampling = {"do_sample": False} if options.temperature < torch.finfo(torch.float32).eps else {
             "do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0,
         }  # fmt: skip
         out = loaded.model.generate(
@@ -367,6 +411,21 @@ def _generate(
             answers[i] = answer[: answer.index(end) + 1] if end in answer else answer
         report(f"generating text ({name})", start + len(chosen), len(order))
     return answers
+
+
+def _require_generable(loaded: LoadedModel, prompts: Sequence[list[int]], new_tokens: int, name: str) -> None:
+    """Raises InputError for questions without tokens or too long for the model, and logits that are not finite."""
+    lengths = [len(prompt) for prompt in prompts]
+    if not min(lengths):
+        raise InputError(f"a question of the {name} examples has no tokens")
+    if loaded.max_positions is not None and max(lengths) + new_tokens > loaded.max_positions:
+        raise InputError(
+            f"a question of {max(lengths)} tokens and new_tokens {new_tokens} exceed the {loaded.max_positions} "
+            f"positions of {loaded.geometry.name}"
+        )
+    ids = torch.tensor([prompts[lengths.index(min(lengths))]], device=loaded.model.device)
+    if loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits.isnan().any():
+        raise InputError(f"{loaded.geometry.name}: its logits are not finite")
 
 
 def _batches(sequences: Sequence[Sequence[int]], size: int, seed: int) -> list[Tensor]:

@@ -57,7 +57,7 @@ class Eagle3Config(Spec):
 
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
     """Low, middle and high. Source: the defaults of vLLM and SGLang for EAGLE-3 heads."""
-    low, middle, high = min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 1)
+    low, middle, high = min(2, num_layers - 1), num_layers // 2, min(max(num_layers - 3, 1), num_layers - 1)
     return low, middle, high
 
 
@@ -219,8 +219,11 @@ def save_head(head: Eagle3Head, path: Path) -> None:
         known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         known[head.target_ids.cpu()] = True
         tensors["t2d"] = known
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, {"config": head.config.model_dump_json()})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, {"config": head.config.model_dump_json()})
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be written: {error}") from error
 
 
 def load_head(name_or_path: str, num_base_layers: int, dtype: torch.dtype = torch.float32) -> Eagle3Head:
@@ -246,22 +249,58 @@ def load_head(name_or_path: str, num_base_layers: int, dtype: torch.dtype = torc
     if path.is_dir():
         config = _folder_config(path / "config.json", tensors, num_base_layers)
     elif "config" in metadata:
-        config = validated(Eagle3Config, json.loads(metadata["config"]))
+        config = validated(
+            Eagle3Config, _parsed(metadata["config"], f"{file}: configuration in its metadata"), str(file)
+        )
     else:
         raise InputError(f"{file}: its metadata holds no configuration; give the folder with its config.json")
-    head = Eagle3Head(config)
     for unused in ("t2d", "embed_tokens.weight"):
         tensors.pop(unused, None)
-    wanted = {name: t for name, t in head.state_dict().items() if not name.startswith("rotary.")}
+    if max(config.feature_layers) >= num_base_layers or min(config.feature_layers) < 0:
+        layers = ", ".join(map(str, config.feature_layers))
+        raise InputError(f"{file}: reads hidden states before layers {layers}, the base has 0 to {num_base_layers - 1}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise InputError(
+            f"{file}: {config.num_attention_heads} query heads are no multiple of {config.num_key_value_heads} KV heads"
+        )
+    try:
+        with torch.device("meta"):  # shapes only: a wrong configuration may ask for any amount of memory
+            wanted = {name: t for name, t in Eagle3Head(config).state_dict().items() if not name.startswith("rotary.")}
+        _check_tensors(file, tensors, wanted, config)
+        head = Eagle3Head(config)
+    except InputError:
+        raise
+    except Exception as error:  # whatever transformers and torch say of a geometry or a rotation that is none
+        raise InputError(f"{file}: its configuration makes no head: {' '.join(str(error).split())}") from error
+    head.load_state_dict(tensors, strict=False)
+    return head.to(dtype).eval()
+
+
+def _check_tensors(file: Path, tensors: dict[str, Tensor], wanted: dict[str, Tensor], config: Eagle3Config) -> None:
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors or name not in wanted:
             raise InputError(f"{file}: {'lacks' if name in wanted else 'has an unknown'} tensor {name}")
-        if tensors[name].shape != wanted[name].shape:
-            raise InputError(
-                f"{file}: {name} has shape {tuple(tensors[name].shape)}, expected {tuple(wanted[name].shape)}"
-            )
-    head.load_state_dict(tensors, strict=False)
-    return head.to(dtype).eval()
+        found, expected = tensors[name], wanted[name]
+        if found.shape != expected.shape:
+            raise InputError(f"{file}: {name} has shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
+        if found.is_floating_point() != expected.is_floating_point():
+            raise InputError(f"{file}: {name} is of {found.dtype}, expected {expected.dtype}")
+        if not found.isfinite().all():
+            raise InputError(f"{file}: {name} is not finite")
+    if "d2t" in tensors:
+        targets = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+        if targets.min() < 0 or targets.max() >= config.vocab_size:
+            raise InputError(f"{file}: d2t names tokens beyond the vocabulary of {config.vocab_size}")
+
+
+def _parsed(text: str, what: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{what} is no JSON object")
+    return raw
 
 
 def _own_name(key: str) -> str:
@@ -271,14 +310,24 @@ def _own_name(key: str) -> str:
 def _folder_config(path: Path, tensors: dict[str, Tensor], num_base_layers: int) -> Eagle3Config:
     """Eagle3Config of a Hugging Face config.json; what it leaves out follows from the tensors."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        raw = _parsed(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not readable: {error}") from error
     missing = [f"{name}.weight" for name in _LINEARS if f"{name}.weight" not in tensors]
     if missing:
         raise InputError(f"{path.parent}: lacks tensor {missing[0]}; not an EAGLE-3 head")
     if raw.get("attention_bias") or raw.get("mlp_bias"):
         raise InputError(f"{path}: heads with biases are not supported")
+    try:
+        values = _folder_values(raw, tensors, num_base_layers)
+    except KeyError as error:
+        raise InputError(f"{path}: lacks {error}") from error
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError) as error:
+        raise InputError(f"{path}: not an EAGLE-3 head's configuration: {error}") from error
+    return validated(Eagle3Config, values, str(path))
+
+
+def _folder_values(raw: dict[str, Any], tensors: dict[str, Tensor], num_base_layers: int) -> dict[str, Any]:
     hidden = int(tensors["fc.weight"].shape[0])
     head_dim = int(raw.get("head_dim") or hidden // int(raw["num_attention_heads"]))
     own = raw.get("eagle_config") or {}
@@ -287,21 +336,18 @@ def _folder_config(path: Path, tensors: dict[str, Tensor], num_base_layers: int)
         "rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0), **(raw.get("rope_scaling") or {}),
     }  # fmt: skip
     lm_head = tensors.get("lm_head.weight")
-    return validated(
-        Eagle3Config,
-        {
-            "hidden_size": hidden,
-            "target_hidden_size": tensors["fc.weight"].shape[1] // NUM_FEATURE_LAYERS,
-            "num_attention_heads": tensors["midlayer.self_attn.q_proj.weight"].shape[0] // head_dim,
-            "num_key_value_heads": tensors["midlayer.self_attn.k_proj.weight"].shape[0] // head_dim,
-            "head_dim": head_dim,
-            "intermediate_size": raw["intermediate_size"],
-            "vocab_size": raw["vocab_size"],
-            "draft_vocab_size": None if lm_head is None else int(lm_head.shape[0]),
-            "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
-            "max_position_embeddings": raw.get("max_position_embeddings", 2048),
-            "rope_parameters": rope,
-            "feature_layers": tuple(layers),
-            "norm_before_residual": bool(raw.get("norm_before_residual", False)),
-        },
-    )
+    return {
+        "hidden_size": hidden,
+        "target_hidden_size": tensors["fc.weight"].shape[1] // NUM_FEATURE_LAYERS,
+        "num_attention_heads": tensors["midlayer.self_attn.q_proj.weight"].shape[0] // head_dim,
+        "num_key_value_heads": tensors["midlayer.self_attn.k_proj.weight"].shape[0] // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": raw["intermediate_size"],
+        "vocab_size": raw["vocab_size"],
+        "draft_vocab_size": None if lm_head is None else int(lm_head.shape[0]),
+        "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
+        "max_position_embeddings": raw.get("max_position_embeddings", 2048),
+        "rope_parameters": rope,
+        "feature_layers": tuple(layers),
+        "norm_before_residual": bool(raw.get("norm_before_residual", False)),
+    }
