@@ -32,6 +32,15 @@ def published() -> TraceStatistics:
     return recipe_statistics(load_recipe(RECIPE))
 
 
+@pytest.fixture(scope="module")
+def reasoning() -> TraceStatistics:
+    return measure(open_trace(resolve("smollm2-135m-reasoning-2k-h200")).group("reasoning"), 16)
+
+
+MEASURED_LAYERS = (4, 17)
+"""Of `reasoning`; fits of the same layers are kept between tests."""
+
+
 def _group(folder: Path) -> FileGroup:
     group = open_trace(folder).group("synthesised")
     assert isinstance(group, FileGroup)
@@ -118,10 +127,9 @@ def _held(statistics: TraceStatistics, layers: tuple[int, ...], count: int) -> n
     )
 
 
-def test_the_best_by_score_hold_the_measured_mass(tmp_path: Path) -> None:
+def test_the_best_by_score_hold_the_measured_mass(reasoning: TraceStatistics, tmp_path: Path) -> None:
     """Head by head; at twice the context the blocks that no set reaches hold more."""
-    recorded = open_trace(resolve("smollm2-135m-reasoning-2k-h200")).group("reasoning")
-    source, layers, found = measure(recorded, 16), (4, 17), []
+    source, layers, found = reasoning, MEASURED_LAYERS, []
     count = len(source.set_sizes)
     for context in (2048, 4096):
         out = synthesise(source, source.model, context, 48, 0, tmp_path / f"{context}.zarr", layers=layers)
@@ -131,9 +139,8 @@ def test_the_best_by_score_hold_the_measured_mass(tmp_path: Path) -> None:
     assert (found[1].mean(axis=0) > found[0].mean(axis=0) - 0.05).all()
 
 
-def test_mass_follows_the_score_as_much_as_stale_sets_lose() -> None:
-    recorded = open_trace(resolve("smollm2-135m-reasoning-2k-h200")).group("reasoning")
-    source = measure(recorded, 16)
+def test_mass_follows_the_score_as_much_as_stale_sets_lose(reasoning: TraceStatistics) -> None:
+    rows = [at for at, layer in enumerate(reasoning.layers) if layer.layer in MEASURED_LAYERS]
     found = []
     for factor in (1.0, 8.0):
         layers = tuple(
@@ -145,9 +152,9 @@ def test_mass_follows_the_score_as_much_as_stale_sets_lose() -> None:
                     )
                 }
             )
-            for layer in source.layers
+            for layer in reasoning.layers
         )
-        fitted = fit_heads(source.model_copy(update={"layers": layers}), range(len(layers)))
+        fitted = fit_heads(reasoning.model_copy(update={"layers": layers}), rows)
         follows = {head.mass_follows for heads in fitted.values() for head in heads}
         assert len(follows) == 1
         found.append(follows.pop())
