@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,13 @@ class Done:
 
 
 Oasis = Callable[..., Done]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_hear_ctrl_c() -> None:
+    """A test run in the background of a script ignores SIGINT, and its child processes would too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
