@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import assigned
 from traces.errors import EnvironmentMissing, InputError
 
@@ -29,7 +30,8 @@ def train(prompts: Sequence[str], out: str, options: Mapping[str, Any], assignme
     given |= assigned(assignments, {*given, "prompts", "command"})
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
     checked = validated(draft_train.TrainOptions, {**given, "prompts": tuple(prompts), "command": command})
-    summary = draft_train.train(checked, target, progress=None if quiet else _report)
+    with told_on_interruption(lambda: "a training keeps nothing"):
+        summary = draft_train.train(checked, target, progress=None if quiet else _report)
     shares = ", ".join(f"{100 * share:.1f} %" for share in summary["acceptance_by_distance"])
     print(f"{target}\nright guesses on {summary['held_out_positions']} held-out positions, by distance: {shares}")
     return 0

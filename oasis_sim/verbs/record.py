@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import assigned, whole_numbers
 from traces.errors import EnvironmentMissing, InputError
 
@@ -59,7 +60,7 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
     command = shlex.join(["oasis-sim", *sys.argv[1:]])
     checked = validated(RecordOptions, {**given, "prompts": loaded_prompts, "command": command})
     try:
-        with _Progress(quiet) as progress:
+        with told_on_interruption(lambda: _kept(target)), _Progress(quiet) as progress:
             folder = recorder(checked, target, progress=progress)
     except BaseException:
         _remove_without_steps(target)
@@ -71,9 +72,19 @@ def record(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequ
 
 def _remove_without_steps(trace: Path) -> None:
     """A recording that failed before its first step leaves nothing that the next one would stumble over."""
-    groups = [json.loads(path.read_text(encoding="utf-8"))["attributes"] for path in trace.glob("*/zarr.json")]
-    if not any(group["group"]["steps_written"] for group in groups):
+    if not any(_steps(trace).values()):
         shutil.rmtree(trace, ignore_errors=True)
+
+
+def _kept(trace: Path) -> str:
+    kept = ", ".join(f"{steps} steps of {name}" for name, steps in sorted(_steps(trace).items()) if steps)
+    return f"{kept} stay in {trace}" if kept else "nothing was recorded"
+
+
+def _steps(trace: Path) -> dict[str, int]:
+    """Steps written of each group."""
+    groups = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in trace.glob("*/zarr.json")}
+    return {name: int(group["attributes"]["group"]["steps_written"]) for name, group in groups.items()}
 
 
 class _Progress:

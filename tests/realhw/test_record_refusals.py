@@ -132,6 +132,32 @@ def test_what_failed_before_its_first_step_is_removed_else_kept(
         assert check_trace(out)["groups"]["request"]["num_positions"] == steps
 
 
+@pytest.mark.parametrize(("steps", "kept"), [(0, "nothing was recorded"), (66, "66 steps of request stay in {out}")])
+def test_an_interruption_says_what_is_kept(
+    loaded: LoadedModel,
+    steps: int,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def of_the_tiny_model(_: Any, out: Path, progress: Any) -> Path:
+        return record(options(), out, loaded, progress)
+
+    after(loaded.model, 3 + steps, interrupt)
+    monkeypatch.setattr("realhw.record.record", of_the_tiny_model)
+    prompts, out = tmp_path / "p.txt", tmp_path / "t.zarr"
+    prompts.write_text("1 2 3")
+    with pytest.raises(SystemExit) as stopped:
+        main(("record", str(prompts), "--model", "tiny", "--out", str(out), "-q"))
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == f"interrupted: {kept.format(out=out)}\n"
+    assert out.exists() == bool(steps)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
