@@ -71,6 +71,12 @@ def cap_rows(
         }
 
 
+def least_steps(group: TraceGroup) -> int:
+    """Steps without which `cap_rows` has no steady row at distance 1, or at that of the recorded rules."""
+    ahead = 1 if group.sparse_policy is None else int(group.sparse_policy["lookahead_k"])
+    return 2 * max(1, ahead) + 1
+
+
 def _as_recorded(group: TraceGroup, block_size_tokens: int) -> Mapping:
     """Each recorded layer and KV head once."""
     layers = np.arange(len(group.layers(block_size_tokens)), dtype=np.int32)

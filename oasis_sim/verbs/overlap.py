@@ -43,6 +43,14 @@ def overlap(
 
     for name in names:
         open_verified(resolve(name))
+    from simulator.cap_table import least_steps
+
+    for name, group in open_groups(names):
+        if group.num_positions < least_steps(group):
+            raise InputError(
+                f"trace {name}: request {group.name!r} has {group.num_positions} steps; recall under fetch caps needs "
+                f"{least_steps(group)}"
+            )
     if not any(
         grid.with_budget(detail_budget).block_counts(g, size) for _, g in open_groups(names) for size in g.block_sizes
     ):

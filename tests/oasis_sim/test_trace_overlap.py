@@ -14,6 +14,8 @@ import pytest
 from analysis.overlap_frames import load_caps, load_misses, load_overlap
 from analysis.overlap_tables import write_tables
 from tests.oasis_sim.conftest import REPOSITORY, Oasis
+from tests.traces.tiny import group_attributes, record_of, trace_attributes, truth_of
+from traces.writer import TraceWriter
 
 PAGE, FOLDER = REPOSITORY / "docs/traces.md", REPOSITORY / "docs/traces"
 
@@ -64,6 +66,18 @@ def test_bad_input_is_one_line(oasis: Oasis, tiny_trace: Path, arguments: list[s
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert message in done.err
+
+
+def test_a_trace_of_too_few_steps_is_named_before_anything_is_written(oasis: Oasis, tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "short.zarr", trace_attributes()) as writer:
+        group = writer.group("reasoning", group_attributes(2))
+        for truth in truth_of(2):
+            group.append(record_of(truth))
+    done = oasis("trace", "overlap", str(tmp_path / "short.zarr"), "--out", "short", "--detail-budget", "8")
+    assert done.code == 2
+    assert done.err.endswith("request 'reasoning' has 2 steps; recall under fetch caps needs 3\n")
+    assert done.err.count("\n") == 1
+    assert not Path("short").exists()
 
 
 def test_the_page_shows_tables_as_they_are_made() -> None:
