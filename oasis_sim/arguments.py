@@ -40,7 +40,7 @@ Out = Annotated[str | None, out_option("FOLDER", "Default: runs/ and a name by c
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: all cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-Prompts = Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for a text on stdin.")]
+Prompts = Annotated[str, typer.Argument(metavar="PROMPTS", help="JSONL or text file; - for either on stdin.")]
 Drafter = Annotated[str | None, typer.Option("--drafter", help="ngram, random, model or eagle3.")]
 DraftModel = Annotated[
     str | None, typer.Option("--draft-model", help="Smaller model, or head: smollm2-135m-eagle3, file or folder.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from simulator.specs.base import PositiveInt, Spec
 from simulator.specs.validation import validated
 from traces.errors import InputError
-from traces.importers.rows import jsonl_rows
+from traces.importers.rows import Row, json_lines, jsonl_rows
 
 
 def encodable(text: str) -> str:
@@ -53,24 +54,30 @@ class Prompt(Spec):
 
 
 def load_prompts(source: str | Path) -> tuple[Prompt, ...]:
-    """Prompts of a `.jsonl` file (one object a line: name, text or messages), a text file, or `-` for a text on stdin.
+    """Prompts of a `.jsonl` file (one object a line: name, text or messages), a text file, or either on stdin (`-`).
 
     Raises InputError naming the line.
     """
     path = Path(source)
-    if str(source) == "-" or path.suffix.lower() != ".jsonl":
-        text = _text(path)
-        if str(source) != "-" and _is_prompt(text.lstrip().partition("\n")[0]):
-            raise InputError(f"{path}: holds prompts as JSON lines; such a file must end in .jsonl")
+    if path.suffix.lower() == ".jsonl":
+        return _prompts(jsonl_rows(path), path)
+    text = _text(path)
+    if not _is_prompt(text.lstrip().partition("\n")[0]):
         return (Prompt(text=text),)
+    if str(source) == "-":
+        return _prompts(json_lines(text.split("\n"), Path("stdin")), Path("stdin"))
+    raise InputError(f"{path}: holds prompts as JSON lines; such a file must end in .jsonl")
+
+
+def _prompts(rows: Iterable[Row], source: Path) -> tuple[Prompt, ...]:
     prompts: dict[str, Prompt] = {}
-    for row in jsonl_rows(path):
-        prompt = validated(Prompt, row.fields, f"{path}, line {row.line}")
+    for row in rows:
+        prompt = validated(Prompt, row.fields, f"{source}, line {row.line}")
         if prompt.name in prompts:
-            raise InputError(f"{path}, line {row.line}: name {prompt.name!r} is taken by a line before")
+            raise InputError(f"{source}, line {row.line}: name {prompt.name!r} is taken by a line before")
         prompts[prompt.name] = prompt
     if not prompts:
-        raise InputError(f"{path}: needs at least one prompt")
+        raise InputError(f"{source}: needs at least one prompt")
     return tuple(prompts.values())
 
 

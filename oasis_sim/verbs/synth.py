@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 import yaml
 
@@ -51,11 +52,11 @@ def synth(
     """Write the trace and print what it reached beside what was asked for."""
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise InputError(f"--out {out}: exists already")
+    if save is not None and (Path(save).is_dir() or not Path(save).absolute().parent.is_dir()):
+        raise InputError(f"--save-statistics {save}: is a folder, or its folder does not exist")
     statistics = _statistics(source, group, block_size, churn)
     if acceptance is not None:
         statistics = with_acceptance(statistics, _numbers("--acceptance", acceptance, float))
-    if save is not None:
-        save_statistics(statistics, Path(save))
     geometry, full_layers = _geometry(model, statistics)
     chosen = full_layers if layers is None else _numbers("--layers", layers, int)
     context_tokens = statistics.context_tokens if context is None else context
@@ -78,6 +79,8 @@ def synth(
             command=shlex.join(["oasis-sim", *sys.argv[1:]]),
             progress=lambda done, total: bar.update(task, completed=done),
         )
+    if save is not None:
+        save_statistics(statistics, Path(save))
     with told_on_interruption(lambda: f"{folder} is whole, but not measured back"):
         rows = _achieved(statistics, folder, num_steps, len(chosen), geometry, context_tokens)
     if as_json:
@@ -106,10 +109,10 @@ def synth(
 
 def _statistics(source: str, group: str | None, block_size: int, churn: float | None) -> TraceStatistics:
     """Of a recipe's name, a recipe or statistics file, or a trace."""
-    if source in recipe_names() or source.endswith(".yaml"):
+    if source in recipe_names() or Path(source).suffix == ".yaml":
         if group is not None:
             raise InputError("--group: names a request of a trace; a recipe has none")
-        if source not in recipe_names() and "set_sizes" in (yaml.safe_load(_read(source)) or {}):
+        if source not in recipe_names() and "set_sizes" in _mapping(source):
             if churn is not None:
                 raise InputError("--churn: the open input of a recipe; statistics have their churn measured")
             return load_statistics(Path(source))
@@ -120,17 +123,26 @@ def _statistics(source: str, group: str | None, block_size: int, churn: float | 
         location = resolve(source)
     except InputError as error:
         raise InputError(f"{error}; recipes: {', '.join(recipe_names())}") from None
+    if Path(location).is_file() and not is_zipfile(location):
+        raise InputError(
+            f"--from {source}: is neither a trace (a folder or .zarr.zip) nor a recipe or statistics (.yaml)"
+        )
     from simulator.verified_trace import open_verified
 
     trace = open_verified(location)
     return measure(trace.group(group or trace.group_names[0]), block_size)
 
 
-def _read(path: str) -> str:
+def _mapping(path: str) -> dict[str, Any]:
+    """Of a YAML file. Raises InputError in one line."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error}") from error
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"{path}: cannot be read as YAML: {reason}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected the keys of a recipe or of statistics")
+    return content
 
 
 def _geometry(model: str | None, statistics: TraceStatistics) -> tuple[ModelGeometry, tuple[int, ...]]:

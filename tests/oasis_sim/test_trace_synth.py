@@ -48,6 +48,10 @@ def test_a_recipe_prints_its_open_input_and_targets(oasis: Oasis, tmp_path: Path
     [
         (["--from", "qwen3-published"], "neither a shipped trace nor an existing file"),
         (["--from", "absent.yaml"], "absent.yaml"),
+        (["--from", "FOLDER.yaml"], "cannot be read as YAML: Is a directory"),
+        (["--from", "LIST.yaml"], "expected the keys of a recipe or of statistics"),
+        (["--from", "TEXT.jsonl"], "TEXT.jsonl: is neither a trace (a folder or .zarr.zip) nor a recipe"),
+        (["--from", "qwen3-8b-published", "--save-statistics", "none/s.yaml"], "--save-statistics none/s.yaml"),
         (["--from", "qwen3-8b-published", "--model", "Qwen3-9B"], "unknown model 'Qwen3-9B'"),
         (["--from", "qwen3-8b-published", "--context", "40"], "context of 40 tokens"),
         (["--from", "qwen3-8b-published", "--layers", "1,x"], "--layers"),
@@ -67,6 +71,9 @@ def test_a_recipe_prints_its_open_input_and_targets(oasis: Oasis, tmp_path: Path
 )
 def test_bad_input_is_one_clear_line(oasis: Oasis, tiny_trace: Path, arguments: list[str], message: str) -> None:
     given = [str(tiny_trace) if argument == "TINY" else argument for argument in arguments]
+    Path("FOLDER.yaml").mkdir()
+    Path("LIST.yaml").write_text("- 1\n")
+    Path("TEXT.jsonl").write_text("{}\n")
     done = oasis("trace", "synth", *given, "--out", "made.zarr")
     assert done.code == 2
     assert message in done.err

@@ -50,6 +50,11 @@ def test_prompt_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load_prompts(text) == (Prompt(text="1 2 3"),)
     monkeypatch.setattr("sys.stdin", io.StringIO("4 5"))
     assert load_prompts("-") == (Prompt(text="4 5"),)
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"name": "a", "text": "1"}\n\n{"name": "b", "text": "2 3"}\n'))
+    assert load_prompts("-") == (Prompt(name="a", text="1"), Prompt(name="b", text="2 3"))
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"name": "a", "text": "1"}\n{"name": "a", "text": "2"}\n'))
+    with pytest.raises(InputError, match="stdin, line 2: name 'a' is taken"):
+        load_prompts("-")
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputError, match="stdin: prompts cannot be read: it is closed"):
         load_prompts("-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,21 +134,26 @@ def csv_rows(path: Path) -> Iterator[Row]:
 
 def jsonl_rows(path: Path) -> Iterator[Row]:
     """One JSON object a line; empty lines are passed over."""
-    line = 0
     with _text(path) as handle:
-        try:
-            for line, text in enumerate(handle, start=1):
-                if not text.strip():
-                    continue
-                try:
-                    fields = json.loads(text)
-                except (ValueError, RecursionError) as problem:
-                    raise InputError(f"{path}, line {line}: not JSON: {problem}") from None
-                if not isinstance(fields, dict):
-                    raise InputError(f"{path}, line {line}: expected a JSON object, got {_shown(fields)}")
-                yield Row(str(path), line, fields)
-        except UnicodeDecodeError:
-            raise _not_text(path, line) from None
+        yield from json_lines(handle, path)
+
+
+def json_lines(lines: Iterable[str], source: Path) -> Iterator[Row]:
+    """The same of lines that are open already; `source` is named in errors."""
+    line = 0
+    try:
+        for line, text in enumerate(lines, start=1):
+            if not text.strip():
+                continue
+            try:
+                fields = json.loads(text)
+            except (ValueError, RecursionError) as problem:
+                raise InputError(f"{source}, line {line}: not JSON: {problem}") from None
+            if not isinstance(fields, dict):
+                raise InputError(f"{source}, line {line}: expected a JSON object, got {_shown(fields)}")
+            yield Row(str(source), line, fields)
+    except UnicodeDecodeError:
+        raise _not_text(source, line) from None
 
 
 @contextmanager
