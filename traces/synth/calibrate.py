@@ -15,10 +15,11 @@ import numpy as np
 
 from traces.codec import Ids
 from traces.synth.fit import Bias, HeadFit, HeadProcess
-from traces.synth.kinds import beside_right, draft_kinds
+from traces.synth.kinds import draft_kinds
 from traces.synth.measure import draft_overlaps, members, overlap, stale_losses
 from traces.synth.normal import FloatArray
-from traces.synth.process import LayerProcess, Scores
+from traces.synth.process import LayerProcess
+from traces.synth.runs import best_blocks, ranked_rows
 from traces.synth.statistics import HeadStatistics, TraceStatistics
 
 DraftOverlaps = Mapping[tuple[int, str, str], FloatArray]
@@ -89,7 +90,7 @@ def _mass_follows(statistics: TraceStatistics, processes: list[HeadProcess], tar
     for step in range(_STEPS):
         selectable = (_first_context(statistics) + step - 1) // statistics.block_size_tokens
         run.advance(selectable)
-        best = _best(run.scores[:, :selectable], most)
+        best = best_blocks(run.scores[:, :selectable], most)
         if before is not None and step % _MASS_EVERY == 0 and selectable == known:
             number += 1
             for at, follows in enumerate(_FOLLOWS):
@@ -113,17 +114,7 @@ def _run(statistics: TraceStatistics, processes: list[HeadProcess], seed: int) -
     rng = np.random.default_rng(seed)
     kinds = draft_kinds(statistics, _STEPS, rng)
     run = _layer_process(statistics, processes, len(kinds), rng)
-    most = statistics.set_sizes[-1]
-    best = np.full((1 + len(kinds), _STEPS, 1, len(run.heads), most), -1, np.int32)
-    for step in range(_STEPS):
-        selectable = (context + step - 1) // size
-        run.advance(selectable)
-        best[0, step, 0] = _best(run.scores[:, :selectable], most)
-        for j, of_step in enumerate(kinds, start=1):
-            if step >= j:
-                after, before = beside_right(of_step, step, j)
-                drafted = run.draft_scores(j, str(of_step[step]), after_right=after, before_right=before)
-                best[j, step, 0] = _best(drafted[:, : (context + step - j - 1) // size], most)
+    best = ranked_rows(run, kinds, context, _STEPS, size, statistics.set_sizes[-1])[:, :, None]
     rows = {
         (j, kind): j + np.flatnonzero(of_step[j:] == kind)
         for j, of_step in enumerate(kinds, start=1)
@@ -150,13 +141,6 @@ def _layer_process(
     size, context = statistics.block_size_tokens, _first_context(statistics)
     capacity, ranks = -(-(context + _STEPS - 1) // size), np.array(statistics.mass_ranks, np.float64)
     return LayerProcess(heads, capacity, (context - 1) // size, ranks, num_distances, rng)
-
-
-def _best(scores: Scores, count: int) -> Ids:
-    """Ids of the best `count` blocks, best first, [H, count]."""
-    top = np.argpartition(-scores, count - 1, axis=-1)[:, :count]
-    order = np.argsort(-np.take_along_axis(scores, top, axis=-1), axis=-1)
-    return np.take_along_axis(top, order, axis=-1).astype(np.int32)
 
 
 def _excess(statistics: TraceStatistics, best: Ids, target: FloatArray) -> FloatArray:

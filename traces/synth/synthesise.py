@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.codec import rank_scores
+from traces.codec import Ids, rank_scores
 from traces.errors import InputError
 from traces.schema import (
     MASS_LEVELS_PER_OCTAVE,
@@ -22,8 +22,10 @@ from traces.schema import (
 )
 from traces.staging import staged
 from traces.synth.calibrate import fit_heads
+from traces.synth.fit import HeadProcess
 from traces.synth.kinds import beside_right, draft_kinds
 from traces.synth.process import LayerProcess
+from traces.synth.runs import most_typical, num_draws, ranked_rows
 from traces.synth.statistics import TraceStatistics
 from traces.writer import StepRecord, TraceWriter
 
@@ -79,7 +81,7 @@ def synthesise(
     attributes = _attributes(
         statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds, command
     )
-    processes = _processes(statistics, geometry, chosen, capacity, (context_tokens - 1) // size, seed)
+    processes = _processes(statistics, geometry, chosen, context_tokens, num_steps, kinds, seed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: exists already")
     with staged(out) as unfinished, TraceWriter(unfinished, attributes[0], zstd_level=ZSTD_LEVEL, target=out) as writer:
@@ -102,19 +104,32 @@ def _processes(
     statistics: TraceStatistics,
     geometry: ModelGeometry,
     layers: Sequence[int],
-    capacity: int,
-    first_selectable: int,
+    context: int,
+    num_steps: int,
+    kinds: Sequence[NDArray[np.str_]],
     seed: int,
 ) -> list[LayerProcess]:
+    """Of each layer the most typical of its draws; where there are heads enough there is one."""
+    size = statistics.block_size_tokens
+    first_selectable, capacity = (context - 1) // size, -(-(context + num_steps - 1) // size)
     depth = np.array([(row.layer + 0.5) / statistics.model.num_layers for row in statistics.layers])
     sources = [int(np.argmin(np.abs(depth - (layer + 0.5) / geometry.num_layers))) for layer in layers]
     fitted = fit_heads(statistics, sources)
     ranks = np.array(statistics.mass_ranks, dtype=np.float64)
+    sizes = [k for k in statistics.set_sizes if k < first_selectable - len(kinds)]
     processes = []
     for layer, source in zip(layers, sources, strict=True):
         heads = [fitted[source][head % len(fitted[source])] for head in range(geometry.num_kv_heads)]
-        rng = np.random.default_rng([seed, layer])
-        processes.append(LayerProcess(heads, capacity, first_selectable, ranks, len(statistics.draft_kinds), rng))
+
+        def drawn(draw: int, layer: int = layer, heads: Sequence[HeadProcess] = heads) -> LayerProcess:
+            rng = np.random.default_rng([seed, layer, draw] if draw else [seed, layer])
+            return LayerProcess(heads, capacity, first_selectable, ranks, len(kinds), rng)
+
+        def rows(draw: int, drawn: Callable[[int], LayerProcess] = drawn) -> Ids:
+            return ranked_rows(drawn(draw), kinds, context, num_steps, size, sizes[-1])
+
+        draws = num_draws(geometry.num_kv_heads) if sizes else 1
+        processes.append(drawn(most_typical(rows, draws, sizes)))
     return processes
 
 
