@@ -263,6 +263,8 @@ def load_head(name_or_path: str, num_base_layers: int, dtype: torch.dtype = torc
         raise InputError(
             f"{file}: {config.num_attention_heads} query heads are no multiple of {config.num_key_value_heads} KV heads"
         )
+    if config.head_dim % 2:
+        raise InputError(f"{file}: head_dim {config.head_dim} is odd, rotary embeddings turn pairs")
     try:
         with torch.device("meta"):  # shapes only: a wrong configuration may ask for any amount of memory
             wanted = {name: t for name, t in Eagle3Head(config).state_dict().items() if not name.startswith("rotary.")}

@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Ten
         ({"feature_layers": [0, 1, 4]}, "reads hidden states before layers 0, 1, 4, the base has 0 to 3"),
         ({"feature_layers": [0, 1, -1]}, "reads hidden states before layers 0, 1, -1"),
         ({"num_key_value_heads": 3}, "4 query heads are no multiple of 3 KV heads"),
-        ({"head_dim": 7}, "its configuration makes no head: .*even"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"rope_parameters": {"rope_type": "none"}}, "its configuration makes no head"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "its configuration makes no head"),
         ({"intermediate_size": 10**9}, r"mlp.down_proj.weight has shape .*, expected \(32, 1000000000\)"),
