@@ -66,7 +66,7 @@ def synth(
 
     bar = Progress(console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), transient=True)
     with told_on_interruption(lambda: f"{out} is not written"), bar:
-        task = bar.add_task("synthesising", total=num_steps)
+        task = bar.add_task("synthesising", total=None)
         folder = synthesise(
             statistics,
             geometry,
@@ -77,7 +77,7 @@ def synth(
             layers=chosen,
             max_budget_tokens=budget,
             command=shlex.join(["oasis-sim", *sys.argv[1:]]),
-            progress=lambda done, total: bar.update(task, completed=done),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if save is not None:
         save_statistics(statistics, Path(save))

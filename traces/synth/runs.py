@@ -62,11 +62,12 @@ def most_typical(rows_of: Callable[[int], Ids], draws: int, set_sizes: Sequence[
 
 def _changes(rows: Ids, set_sizes: Sequence[int]) -> list[float]:
     """Shares of the K best blocks, by K and ranking: new since the step before; of drafts, not needed."""
-    found = []
+    found, num_blocks = [], int(rows.max()) + 1
     for set_size in set_sizes:
-        sets = members(rows, set_size, int(rows.max()) + 1)[:, :, None]
-        for j, of in enumerate(sets):
-            shared = [overlap(of[j + 1 :], of[j:-1], set_size)]
-            shared += [overlap(of[j:], sets[0, j:], set_size)] if j else []
+        true = members(rows[0], set_size, num_blocks)[:, None]
+        for j, of_ranking in enumerate(rows):
+            sets = members(of_ranking, set_size, num_blocks)[:, None] if j else true
+            shared = [overlap(sets[j + 1 :], sets[j:-1], set_size)]
+            shared += [overlap(sets[j:], true[j:], set_size)] if j else []
             found += [max(_LEAST_SHARE, 1.0 - float(share.mean())) for share in shared]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def synthesise(
 
     layers: model layers to generate, default all; each takes the statistics of the layer at its relative depth and
     its KV heads those of the source's heads cyclically. max_budget_tokens: M · P, default the larger of context / 8
-    and the largest set measured. Memory is that of one step of every layer plus 64 steps of ranked blocks.
+    and the largest set measured. progress: called with the steps of layers that are done, and all of them. Memory is
+    that of one step of every layer plus 64 steps of ranked blocks and, where a layer has fewer than eight heads, its
+    sets of all steps.
 
     How statistics extend to another context: levels are kept, so that sinks stay as strong and recent blocks as strong
     at the same age in tokens; the popularity curve is kept as a share of the blocks and its tails go on along their
@@ -81,7 +84,13 @@ def synthesise(
     attributes = _attributes(
         statistics, geometry, chosen, context_tokens, num_steps, seed, num_ranked, dense, kinds, command
     )
-    processes = _processes(statistics, geometry, chosen, context_tokens, num_steps, kinds, seed)
+    draws = num_draws(geometry.num_kv_heads)
+    units = num_steps * len(chosen) * (1 + (draws if draws > 1 else 0))
+    report = progress or (lambda done, total: None)
+    drawn = itertools.count(num_steps, num_steps)
+    processes = _processes(
+        statistics, geometry, chosen, context_tokens, num_steps, kinds, seed, draws, lambda: report(next(drawn), units)
+    )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: exists already")
     with staged(out) as unfinished, TraceWriter(unfinished, attributes[0], zstd_level=ZSTD_LEVEL, target=out) as writer:
@@ -95,8 +104,7 @@ def synthesise(
                     _layer_record(process, step, kinds, num_ranked, (kv_len - 1) // size, context_tokens, size)
                 )
             group.append(_step_record(records, step, kv_len, size, distances, kinds))
-            if progress is not None:
-                progress(step + 1, num_steps)
+            report(units - (num_steps - step - 1) * len(chosen), units)
     return out
 
 
@@ -108,8 +116,10 @@ def _processes(
     num_steps: int,
     kinds: Sequence[NDArray[np.str_]],
     seed: int,
+    draws: int,
+    report: Callable[[], None],
 ) -> list[LayerProcess]:
-    """Of each layer the most typical of its draws; where there are heads enough there is one."""
+    """Of each layer the most typical of its draws; `report` is called after each that was run for that."""
     size = statistics.block_size_tokens
     first_selectable, capacity = (context - 1) // size, -(-(context + num_steps - 1) // size)
     depth = np.array([(row.layer + 0.5) / statistics.model.num_layers for row in statistics.layers])
@@ -126,10 +136,11 @@ def _processes(
             return LayerProcess(heads, capacity, first_selectable, ranks, len(kinds), rng)
 
         def rows(draw: int, drawn: Callable[[int], LayerProcess] = drawn) -> Ids:
-            return ranked_rows(drawn(draw), kinds, context, num_steps, size, sizes[-1])
+            found = ranked_rows(drawn(draw), kinds, context, num_steps, size, sizes[-1])
+            report()
+            return found
 
-        draws = num_draws(geometry.num_kv_heads) if sizes else 1
-        processes.append(drawn(most_typical(rows, draws, sizes)))
+        processes.append(drawn(most_typical(rows, draws if sizes else 1, sizes)))
     return processes
 
 
