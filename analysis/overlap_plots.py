@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,15 @@ from analysis.overlap_frames import (
     share_limits,
     trace_names,
 )
+from analysis.text_fit import wrapped
 from traces.errors import InputError
 
 CMAP = "cividis"
 GAIN_CMAP = "BrBG"
 BAR_GAP_IN = 0.12
 """Between the colour bars' numbers and the title of the upper maps."""
+LABEL_PT, LABELS_SHARE = 6.5, 0.8
+"""Of the names below bars: their size, and the share of the figure's width that they may fill."""
 
 
 def every_step(rows: pd.DataFrame, *predictors: str) -> pd.DataFrame:
@@ -165,9 +167,10 @@ def draw_guesses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
         chance = means.get((trace, "random", "all"))
         if chance is not None:
             axes.plot([at - 0.4, at + 0.4], [chance, chance], color=LOOKS["random"].color, lw=1.4, gid="random")
-    lines = {trace: textwrap.wrap(name, max(12, 80 // len(names))) for trace, name in names.items()}
+    room_in = LABELS_SHARE * style.WIDTH_IN / len(names)
+    lines = {trace: wrapped(name, room_in, LABEL_PT) for trace, name in names.items()}
     labels = ["\n".join([*lines[trace], f"{_right(rows, trace)} right"]) for trace in names]
-    axes.set_xticks(range(len(names)), labels, fontsize=6.5)
+    axes.set_xticks(range(len(names)), labels, fontsize=LABEL_PT)
     axes.set_ylabel("overlap")
     axes.set_ylim(0, 1.08)
     axes.grid(True, axis="y")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.font_manager import FontProperties
@@ -58,3 +59,13 @@ def tick_labels(labels: list[str], width_in: float) -> tuple[list[str], float]:
     for every in range(1, max(2, len(labels))):
         tries.append(([text if i % every == 0 else "" for i, text in enumerate(bare)], TICK_SIZES_PT[-1]))
     return next((made for made in tries if apart(*made)), tries[-1])
+
+
+def wrapped(text: str, width_in: float, size_pt: float) -> list[str]:
+    """Lines of a text that are at most so wide, where its words are; broken at spaces and hyphens."""
+    lines = [text]
+    for count in range(len(text), 0, -1):
+        lines = textwrap.wrap(text, count, break_long_words=False)
+        if all(text_width_in(line, size_pt) <= width_in for line in lines):
+            break
+    return lines

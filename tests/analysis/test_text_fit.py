@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.text_fit import legend_columns, text_width_in, tick_labels
+from analysis.text_fit import legend_columns, text_width_in, tick_labels, wrapped
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,13 @@ def test_ticks_get_smaller_then_barer_then_fewer():
     assert tick_labels(caps, 1.1) == ([".02", ".05", ".1", ".2", "1"], 6.5)
     assert tick_labels(caps, 0.6) == ([".02", "", ".1", "", "1"], 6.5)
     assert tick_labels([], 1.0)[0] == []
+
+
+def test_a_text_is_wrapped_to_its_width_and_words_stay_whole() -> None:
+    text = "Gemma-3 multi-document, 15.75K"
+    for width in (0.5, 0.8, 3.0):
+        lines = wrapped(text, width, 6.5)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        widest = max(text_width_in(word, 6.5) for word in ("Gemma-", "multi-", "document,"))
+        assert max(text_width_in(line, 6.5) for line in lines) <= max(width, widest)
+    assert wrapped(text, 3.0, 6.5) == [text]
