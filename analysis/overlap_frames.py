@@ -82,13 +82,18 @@ def trace_names(frame: pd.DataFrame) -> dict[str, str]:
     several = first["model"].nunique() > 1
     names = {}
     for trace, row in first.iterrows():
-        name = f"{row['task']}, {int(row['context_tokens']) / 1024:g}K"
+        name = f"{row['task']}, {context_name(int(row['context_tokens']))}"
         names[str(trace)] = f"{short_model(str(row['model']))} {name}" if several else name
     told: dict[str, str] = {}
     for trace, name in names.items():
         same = [other for other, other_name in names.items() if other_name == name]
         told[trace] = name if len(same) == 1 else f"{name} ({_told_apart(trace, str(first.loc[trace, 'task']), same)})"
     return told
+
+
+def context_name(tokens: int) -> str:
+    """6K of 6,144; 15.75K of 16,128; 60 tokens of 60."""
+    return f"{tokens / 1024:.4g}K" if tokens >= 1024 else f"{tokens} tokens"
 
 
 def short_model(model: str) -> str:

@@ -72,7 +72,9 @@ def draw_distance(frame: pd.DataFrame, budget_tokens: int) -> Figure:
             lower.set_ylabel("mass lost (points)")
     share_limits([pair[0] for pair in axes_of.values()], 0, 1)
     known = table[table.index.get_level_values("predictor") != "random"]["lost"].dropna()
-    share_limits([pair[1] for pair in axes_of.values()], min(-0.1, float(known.min()) * 1.2), float(known.max()) * 1.2)
+    room = 0.1 + 0.1 * float(known.max() - known.min())
+    least, most = min(0.0, float(known.min())) - room, max(0.0, float(known.max())) + room
+    share_limits([pair[1] for pair in axes_of.values()], least, most)
     by = every_step(rows, "draft", "previous").groupby(["predictor", "distance"])["overlap"].mean().unstack()
     gap = 100 * (by.loc["draft"] - by.loc["previous"])
     lost = known.groupby(level="predictor").mean()
@@ -181,9 +183,13 @@ def draw_guesses(frame: pd.DataFrame, budget_tokens: int) -> Figure:
     legend.append(Line2D([], [], color=LOOKS["random"].color, lw=1.4, label=NAMES["random"]))
     wrong = means.xs("wrong", level="guess").unstack("trace").mean(axis=1)
     title = (
-        f"What the draft gains it gains when its token is right: with a wrong one it finds {100 * wrong['draft']:.0f} "
-        f"% of the set, the earlier query {100 * wrong['previous']:.0f} % in the same steps"
+        f"With a wrong token the draft finds {100 * wrong['draft']:.0f} % of the set, the earlier query "
+        f"{100 * wrong['previous']:.0f} % in the same steps"
     )
+    drafted = means.xs("draft", level="predictor")
+    right = drafted[drafted.index.get_level_values("guess") == "right"]
+    if len(right):
+        title += f"; with a right one {100 * right.mean():.0f} %"
     style.frame_figure(figure, title, "One step ahead; " + _what(rows), (), legend, 3)
     return figure
 

@@ -17,6 +17,7 @@ from analysis.overlap_frames import (
     MISSES,
     OVERLAP,
     at_budget,
+    context_name,
     load_caps,
     load_misses,
     load_overlap,
@@ -220,7 +221,7 @@ def by_prompt(frame: pd.DataFrame, budget_tokens: int) -> Rows:
         of = {kind: same[same["predictor"] == kind].groupby("trace") for kind in ("draft", "previous")}
         yield (
             f"{short_model(model)} {task}",
-            f"{context / 1024:g}K",
+            context_name(int(context)),
             str(same["trace"].nunique()),
             ", ".join(f"{100 * shares.get(trace, 0):.0f} %" for trace in of["draft"].groups),
             *(

@@ -24,6 +24,8 @@ COLUMNS = (
     *("num_prompts", "num_steps"),
 )
 PROMPT_COLUMNS = ("predictor", BUDGET, BLOCK, CAP, "task", "prompt", "kl")
+LEAST_KL = 1e-4
+"""Below it a policy is dense but for rounding."""
 RECALL_EDGES = (0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 SAMPLES, SEED = 2000, 0
 
@@ -73,7 +75,7 @@ def proxy(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """How recall orders policies by KL: budget, block, policies, recall from, to, KL from, to, rank correlation."""
     own = informed(frame)
     for (budget, block), rows in [(("all", "all"), own), *own.groupby([BUDGET, BLOCK])]:
-        if len(rows) < 3 or rows["kl"].max() < 1e-4:
+        if len(rows) < 3 or rows["kl"].max() < LEAST_KL:
             continue
         recall, kl = rows["recall"], rows["kl"]
         spans = (f"{recall.min():.3f} – {recall.max():.3f}", f"{kl.min():.4f} – {kl.max():.4f}")
@@ -85,7 +87,7 @@ def paired(prompts: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     prompt equal: budget, what, KL of the second, difference, 95 % bootstrap interval over prompts."""
     own = informed(prompts)
     for budget, rows in own.groupby(BUDGET):
-        if rows["kl"].max() < 1e-4:
+        if rows["kl"].max() < LEAST_KL:
             continue
         for column, other, rest in (("predictor", "previous", CAP), (CAP, 1.0, "predictor")):
             base = rows[rows[column] == other]
@@ -107,6 +109,24 @@ def paired(prompts: pd.DataFrame) -> Iterator[tuple[str, ...]]:
                 )
 
 
+def cap_cost(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    """KL under each cap as a multiple of that without one, all else equal: block size, predictors, and the geometric
+    mean over predictors and budgets at each cap of `caps`."""
+    informed_ones = [str(name) for name in informed(frame)["predictor"].unique()]
+    for block, rows in frame[frame["kl"] > LEAST_KL].groupby(BLOCK):
+        for whose, predictors in {"previous": ["previous"], "draft1": ["draft1"], "all": informed_ones}.items():
+            own = rows[rows["predictor"].isin(predictors)]
+            kl = own.pivot_table(index=["predictor", BUDGET], columns=CAP, values="kl")
+            if len(kl) and 1.0 in kl:
+                ratio = np.exp(np.log(kl.div(kl[1.0], axis=0)).mean())
+                yield str(block), whose, *(f"{ratio[cap]:.2f}" if cap in ratio else "–" for cap in caps(frame))
+
+
+def caps(frame: pd.DataFrame) -> list[float]:
+    """Those of the table, without 1."""
+    return sorted(set(frame[CAP].dropna()) - {1.0})
+
+
 def markdown(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -122,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(markdown(("recall", "policies", "KL median", "least", "most"), kl_by_recall(frame)))
     print("\nRecall as a proxy\n")
     print(markdown(("budget", "block", "policies", "recall", "KL", "rank correlation"), proxy(frame)))
+    print("\nKL under a cap, as a multiple of that without one\n")
+    print(markdown(("block", "predictor", *(f"cap {cap:g}" for cap in caps(frame))), cap_cost(frame)))
     print("\nKL differences, everything else equal\n")
     columns = ("budget", "difference", "KL of the second", "mean", "95 %")
     print(markdown(columns, paired(load_prompts(given.folder, given.task))))

@@ -6,8 +6,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
+from oasis_sim.request import DEFAULT_SWEEP
 from oasis_sim.settings import command_line_settings
 from simulator.specs.experiment import ExperimentSpec
+from traces.catalog import resolve
+from traces.reader import open_trace
 
 FETCH_CAPS, BATCH_SIZES = "0.02,0.05,0.1,1", "16,32,64,128"
 """Lists for a run whose file has one value of everything, of the default grids."""
@@ -42,9 +47,22 @@ def sweep_around(
             flag, key, values = "--batch-size", "workload.batch_size", BATCH_SIZES
         keys.pop(key, None)
         chosen[flag] = [values]
-    elif "system" not in command_line_settings(flags, assignments):
-        chosen = {"--system": [row["system"]], **chosen}
+    else:
+        given = command_line_settings(flags, assignments)
+        if "policy.block_size_tokens" not in given and not _default_block_sizes() <= set(_recorded_block_sizes(point)):
+            chosen["--block-size"] = [str(row["policy.block_size_tokens"])]
+        if "system" not in given:
+            chosen = {"--system": [row["system"]], **chosen}
     words = ["oasis-sim", "sweep", *([] if file is None else [file])]
     words += [word for flag, texts in chosen.items() for text in texts for word in (flag, text)]
     words += [word for key, text in keys.items() for word in ("--set", f"{key}={text}")]
     return shlex.join(words)
+
+
+def _default_block_sizes() -> set[int]:
+    return set(yaml.safe_load(DEFAULT_SWEEP.read_text(encoding="utf-8"))["policy"]["block_size_tokens"])
+
+
+def _recorded_block_sizes(point: ExperimentSpec) -> tuple[int, ...]:
+    trace = open_trace(resolve(point.trace))
+    return trace.group(point.trace_group or trace.group_names[0]).block_sizes

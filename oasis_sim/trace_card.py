@@ -13,8 +13,9 @@ def print_trace(summary: Mapping[str, Any]) -> None:
     out = console()
     model = summary["model"]
     out.print(f"[bold]{summary['name']}[/bold]: {summary['file']}")
+    made = "synthesised for" if summary["provenance"].get("attention") == "synthesised" else "recorded from"
     out.print(
-        f"recorded from {model['name']}: {model['num_layers']} layers, {model['num_query_heads']} query and "
+        f"{made} {model['name']}: {model['num_layers']} layers, {model['num_query_heads']} query and "
         f"{model['num_kv_heads']} KV heads of {model['head_dim']}"
     )
     for key, value in summary["provenance"].items():

@@ -90,7 +90,8 @@ def group_columns(
 
 
 def open_groups(names: Sequence[str]) -> Iterator[tuple[str, TraceGroup]]:
-    """(name of the trace, group) of every request of traces by name, path or URL, one in memory at a time."""
+    """(name, group) of every request of traces by name, path or URL, one in memory at a time. The name is the trace's,
+    with the request's behind it where there are several."""
     seen: dict[str, str] = {}
     for name in names:
         own = open_trace(resolve(name)).attrs.name
@@ -98,8 +99,9 @@ def open_groups(names: Sequence[str]) -> Iterator[tuple[str, TraceGroup]]:
             raise InputError(f"traces {seen[own]!r} and {name!r} are both named {own!r}: a table would mix them")
         seen[own] = name
     for own, name in seen.items():
-        for group in open_trace(resolve(name)).group_names:
-            yield own, open_trace(resolve(name)).group(group)
+        groups = open_trace(resolve(name)).group_names
+        for group in groups:
+            yield own if len(groups) == 1 else f"{own}/{group}", open_trace(resolve(name)).group(group)
 
 
 def write_rows(

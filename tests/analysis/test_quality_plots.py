@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.quality_plots import draw_bytes, draw_recall
-from analysis.quality_tables import kl_by_recall, load_prompts, load_quality, paired, proxy, rank_correlation
+from analysis.quality_tables import cap_cost, kl_by_recall, load_prompts, load_quality, paired, proxy, rank_correlation
 from traces.errors import InputError
 
 
@@ -37,6 +37,12 @@ def test_traffic_lines_join_the_caps_of_a_policy() -> None:
     assert list(drawn["previous 512"].get_ydata()) == pytest.approx([0.105, 0.2])
     with pytest.raises(InputError, match="nothing to draw"):
         draw_bytes(quality_frame().query("predictor == 'random'"))
+
+
+def test_what_a_cap_costs_is_a_multiple_of_no_cap() -> None:
+    # (1 + 0.05) / (1 + 1) at every budget and predictor; the random one is left out.
+    assert list(cap_cost(quality_frame())) == [("16", name, "0.53") for name in ("previous", "draft1", "all")]
+    assert list(cap_cost(quality_frame().query("`policy.fetch_cap` < 1"))) == []
 
 
 def test_recall_marks_are_at_the_table_s_values() -> None:

@@ -22,6 +22,13 @@ FILE = "name: one\nsystem: oasiskv\nmodel: Qwen3-0.6B\nhardware: h200-sxm\n"
 SERVED = ["--model", "Qwen3-0.6B", "--system", "dense", "--set", "serving.num_requests=4"]
 
 
+def test_next_names_the_block_size_of_a_trace_that_lacks_others(oasis: Oasis) -> None:
+    ran = oasis("run", "--trace", "gemma3-270m-reasoning-16k-h200", "--context", "16128", *GIVEN)
+    assert ran.code == 0, ran.err
+    words = _next(ran.out)
+    assert words[words.index("--block-size") + 1] == "16"
+
+
 @pytest.mark.parametrize(
     ("file", "arguments", "swept"),
     [

@@ -68,6 +68,23 @@ def test_bad_input_is_one_line(oasis: Oasis, tiny_trace: Path, arguments: list[s
     assert message in done.err
 
 
+def test_requests_of_one_trace_have_rows_and_panels_of_their_own(oasis: Oasis, tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "two.zarr", trace_attributes()) as writer:
+        for name in ("first", "second"):
+            group = writer.group(name, group_attributes(24))
+            for truth in truth_of(24):
+                group.append(record_of(truth))
+    done = oasis(
+        *("trace", "overlap", str(tmp_path / "two.zarr"), "--out", "told", "--top-blocks", "0", "--max-distance", "1"),
+        *("--budgets", "8", "--detail-budget", "8"),
+    )
+    assert done.code == 0, done.err
+    table = pd.read_parquet("told/overlap.parquet")
+    assert table["trace"].unique().tolist() == ["tiny-trace/first", "tiny-trace/second"]
+    assert "| first, " in Path("told/tables.md").read_text()
+    assert "| second, " in Path("told/tables.md").read_text()
+
+
 def test_a_trace_of_too_few_steps_is_named_before_anything_is_written(oasis: Oasis, tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "short.zarr", trace_attributes()) as writer:
         group = writer.group("reasoning", group_attributes(2))

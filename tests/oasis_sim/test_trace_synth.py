@@ -18,6 +18,7 @@ def test_a_recorded_trace_at_another_context(oasis: Oasis, tiny_trace: Path, tmp
     assert done.code == 0, done.err
     assert "synthesised, not recorded" in done.out
     assert "targets hold at 1,024 tokens of context, achieved is at 2,048" in done.out
+    assert "synthesised for tiny" in oasis("trace", "info", "longer.zarr").out
     assert oasis("trace", "check", "longer.zarr").code == 0
     ran = oasis("run", "--trace", "longer.zarr", "--context", "2048", "--budget", "256", "--batch-size", "2", "--json")
     assert ran.code == 0, ran.err
