@@ -14,7 +14,7 @@ from oasis_sim.options import whole_numbers
 from oasis_sim.output import print_json
 from traces.catalog import resolve
 from traces.errors import InputError
-from traces.overlap import GROUP_SCHEMA, Grid, open_groups, write_overlap, write_rows
+from traces.overlap import GROUP_SCHEMA, Grid, most_blocks, open_groups, write_overlap, write_rows
 
 OVERLAP, MISSES, CAPS = "overlap.parquet", "misses.parquet", "caps.parquet"
 
@@ -54,7 +54,10 @@ def overlap(
     if not any(
         grid.with_budget(detail_budget).block_counts(g, size) for _, g in open_groups(names) for size in g.block_sizes
     ):
-        raise InputError(f"--detail-budget {detail_budget}: none of the traces ranks so much at every step")
+        most = max(size * most_blocks(group, size) for _, group in open_groups(names) for size in group.block_sizes)
+        raise InputError(
+            f"--detail-budget {detail_budget}: none of the traces ranks so much at every step; the most is {most}"
+        )
     folder = Path(out)
     with told_on_interruption(lambda: _kept(folder)), _made(folder):
         rows, drawn = _write(names, folder, grid, detail_budget, seed, pictures, quiet)
