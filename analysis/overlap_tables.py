@@ -211,10 +211,10 @@ def top(frame: pd.DataFrame, num_blocks: int = TOP_BLOCKS) -> Rows:
 
 def by_prompt(frame: pd.DataFrame, budget_tokens: int) -> Rows:
     """Traces of one model, task and context side by side: how far a figure is the prompt's."""
-    rows = at_budget(frame, budget_tokens)
-    rows = rows[(rows["distance"] == 1) & (rows["guess"] == "all")]
+    ahead = at_budget(frame, budget_tokens).query("distance == 1")
+    rows = ahead[ahead["guess"] == "all"]
     yield ("model, task", "context", "prompts", "right", "draft", "earlier query", "mass held: draft", "earlier query")
-    right = at_budget(frame, budget_tokens).query("distance == 1 and predictor == 'draft' and guess == 'right'")
+    right = ahead[(ahead["predictor"] == "draft") & (ahead["guess"] == "right")]
     shares = right.groupby("trace")["steps"].first() / rows.groupby("trace")["steps"].first()
     for _, same in rows.groupby(["model", "task", "context_tokens"], sort=False):
         model, task, context = same.iloc[0][["model", "task", "context_tokens"]]

@@ -20,7 +20,7 @@ from analysis.pareto import draw_pareto
 from analysis.response import draw_response
 from analysis.roofline import draw_roofline
 from analysis.selection import CASE_COLUMNS, CONTEXT_COLUMNS, Case, NotDrawn, split_cases
-from traces.errors import InputError, writing
+from traces.errors import InputError, refuse_file, writing
 
 PLOTS: dict[str, Callable[[Case], Figure]] = {
     "comparison": draw_comparison,
@@ -47,8 +47,8 @@ def plot_run(folder: Path, out: Path | None = None, formats: Sequence[str] = ("p
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise InputError(f"plot format {unknown[0] if unknown else 'list'!r} is not one of {', '.join(FORMATS)}")
-    if out is not None and out.is_file():
-        raise InputError(f"{out}: is a file; results go into a folder")
+    if out is not None:
+        refuse_file(out)
     run = load_run(folder)
     pictures_folder = folder / "plots" if out is None else out
     if serving_plots.is_serving(run):

@@ -49,7 +49,7 @@ def sweep_around(
         chosen[flag] = [values]
     else:
         given = command_line_settings(flags, assignments)
-        if "policy.block_size_tokens" not in given and not _default_block_sizes() <= set(_recorded_block_sizes(point)):
+        if "policy.block_size_tokens" not in given and not _default_block_sizes() <= set(_recorded_block_sizes(row)):
             chosen["--block-size"] = [str(row["policy.block_size_tokens"])]
         if "system" not in given:
             chosen = {"--system": [row["system"]], **chosen}
@@ -63,6 +63,5 @@ def _default_block_sizes() -> set[int]:
     return set(yaml.safe_load(DEFAULT_SWEEP.read_text(encoding="utf-8"))["policy"]["block_size_tokens"])
 
 
-def _recorded_block_sizes(point: ExperimentSpec) -> tuple[int, ...]:
-    trace = open_trace(resolve(point.trace))
-    return trace.group(point.trace_group or trace.group_names[0]).block_sizes
+def _recorded_block_sizes(row: Mapping[str, Any]) -> tuple[int, ...]:
+    return open_trace(resolve(row["trace"])).group(row["trace_group"]).block_sizes

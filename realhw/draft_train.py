@@ -114,7 +114,7 @@ def train(
         if name == "training" and options.reference_answers:
             sequences += [_chat(loaded.tokenizer, e.question, e.answer)[:longest] for e in examples]
     generated_s = time.perf_counter() - started
-    if not sum(num_positions(len(tokens), prompt, options.distances) for tokens, prompt in held_out):
+    if not any(known_positions(len(tokens), prompt, options.distances) for tokens, prompt in held_out):
         raise InputError(
             f"no held-out answer has {options.distances + 1} tokens within {longest}: acceptance cannot be measured; "
             "raise new_tokens or sequence_tokens"
@@ -327,9 +327,9 @@ def measure_acceptance(
     return Acceptance(shares[0], shares[1], count)
 
 
-def num_positions(num_tokens: int, prompt_tokens: int, distances: int) -> int:
-    """Positions of generated text that have a guess at every distance."""
-    return max(0, num_tokens - distances - max(prompt_tokens - 1, 1))
+def known_positions(num_tokens: int, prompt_tokens: int, distances: int) -> range:
+    """Positions whose guesses at every distance lie in the generated text."""
+    return range(max(prompt_tokens - 1, 1), num_tokens - distances)
 
 
 def accepted(guesses: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], first: int) -> tuple[Any, int]:
@@ -339,7 +339,7 @@ def accepted(guesses: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int]
     Positions i + 1 run over first − 1 … S − 1 − distances, so that every guess of a row lies in the generated text.
     """
     distances = guesses.shape[1]
-    known = np.arange(max(first - 1, 1), len(tokens) - distances)
+    known = np.array(known_positions(len(tokens), first, distances), dtype=np.int64)
     actual = np.asarray(tokens)[known[:, None] + np.arange(1, distances + 1)]
     return guesses[known - 1] == actual, len(known)
 

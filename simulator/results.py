@@ -21,7 +21,7 @@ import yaml
 
 from simulator.metrics import COLUMNS, METRICS
 from simulator.point_lines import json_line, point_line, read_points
-from traces.errors import InputError, writing
+from traces.errors import InputError, refuse_file, writing
 
 Row = dict[str, Any]
 
@@ -51,8 +51,7 @@ class RunFolder:
         self._created: list[Path] = []
 
     def __enter__(self) -> Self:
-        if self.path.is_file():
-            raise InputError(f"{self.path}: is a file; results go into a folder")
+        refuse_file(self.path)
         try:
             self._created = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,12 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(f"{path}: cannot be written ({reason})") from error
 
 
+def refuse_file(path: Path, flag: str = "") -> None:
+    """Raises InputError for a file where a folder of results is to be; `flag` as it was given."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{f'{flag} ' if flag else ''}{path}: is a file; results go into a folder")
+
+
 class EnvironmentMissing(OasisError):
     """Something this machine lacks (a GPU, an optional dependency)."""
 

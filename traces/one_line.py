@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from traces.errors import OasisError
+from traces.errors import EnvironmentMissing, OasisError
 
 OWN_PACKAGES = ("oasis_sim", "simulator", "traces", "realhw", "analysis")
-MISSING = 2
-"""Exit code where a package is missing, as `EnvironmentMissing` has it."""
+MISSING = EnvironmentMissing.exit_code
 
 
 def end_in_one_line() -> None:

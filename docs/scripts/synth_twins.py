@@ -95,14 +95,14 @@ def twin(source: TraceGroup, target: TraceGroup, seed: int, folder: str) -> Trac
     return open_trace(made).group("synthesised")
 
 
-def cells(source: TraceGroup, target: TraceGroup, seed: int, folder: str) -> list[tuple]:
-    """(policy, budget, the target's figures, the twin's)."""
-    made, layers = twin(source, target, seed, folder), source.layers(SIZE)
+def cells(group: TraceGroup, seed: int, folder: str) -> list[tuple]:
+    """(policy, budget, the recording's figures, its twin's)."""
+    made, layers = twin(group, group, seed, folder), group.layers(SIZE)
     return [
-        (policy, budget, replayed(target, layers, policy, budget), replayed(made, layers, policy, budget))
+        (policy, budget, replayed(group, layers, policy, budget), replayed(made, layers, policy, budget))
         for policy in POLICIES
-        for budget in budgets(target if target.max_ranked_blocks(SIZE) < source.max_ranked_blocks(SIZE) else source)
-        if drafted(source, policy, budget) and drafted(target, policy, budget)
+        for budget in budgets(group)
+        if drafted(group, policy, budget)
     ]
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     for name in given.traces or shipped_traces():
         group = recorded(name)
         with tempfile.TemporaryDirectory() as folder:
-            found = [cells(group, group, seed, folder) for seed in range(num_twins(group, given.seeds))]
+            found = [cells(group, seed, folder) for seed in range(num_twins(group, given.seeds))]
         ours = np.array([row[2] for row in found[0]])
         theirs = np.array([[row[3] for row in of_twin] for of_twin in found])
         off = theirs[..., :2] / ours[:, :2] - 1
@@ -135,7 +135,7 @@ def main() -> None:
             f"| {count} | {of_mean[:, 0].max():.1%}, {of_mean[:, 1].max():.1%} | {recalls} |",
             flush=True,
         )
-    for (task, short, long), of_prompts in {}.items() if given.traces else pairs().items():
+    for (task, short, long), of_prompts in [] if given.traces else pairs().items():
         print(f"\n{task}, {short} to {long}: relative difference of hit rate, churn")
         longer_context(of_prompts, given.seeds)
 

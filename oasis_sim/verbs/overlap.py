@@ -13,7 +13,7 @@ from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import whole_numbers
 from oasis_sim.output import print_json
 from traces.catalog import resolve
-from traces.errors import InputError
+from traces.errors import InputError, refuse_file
 from traces.overlap import GROUP_SCHEMA, Grid, most_blocks, open_groups, write_overlap, write_rows
 
 OVERLAP, MISSES, CAPS = "overlap.parquet", "misses.parquet", "caps.parquet"
@@ -77,8 +77,7 @@ def _kept(folder: Path) -> str:
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder, which goes again where a fault or an interruption leaves it empty."""
-    if folder.is_file():
-        raise InputError(f"--out {folder}: is a file; results go into a folder")
+    refuse_file(folder, "--out")
     new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from oasis_sim.interruption import told_on_interruption
 from oasis_sim.options import assigned
 from oasis_sim.output import console
-from traces.errors import EnvironmentMissing, InputError
+from traces.errors import EnvironmentMissing, refuse_file
 
 LISTS = ("fetch_caps", "budgets_tokens", "block_sizes_tokens", "predictors")
 """Options of the grid, given with commas."""
@@ -20,8 +20,7 @@ LISTS = ("fetch_caps", "budgets_tokens", "block_sizes_tokens", "predictors")
 def quality(prompts: str, out: str, options: Mapping[str, Any], assignments: Sequence[str], quiet: bool) -> int:
     """Measure and print a row per policy. Raises EnvironmentMissing without torch, InputError for a bad option."""
     target = Path(out)
-    if target.exists() and not target.is_dir():
-        raise InputError(f"--out {out}: is a file; results go into a folder")
+    refuse_file(target, "--out")
     from realhw.prompts import load_prompts
 
     loaded_prompts = load_prompts(prompts)  # before torch, whose import takes seconds

@@ -20,7 +20,7 @@ from traces.synth.comparison import compare
 from traces.synth.kinds import with_acceptance
 from traces.synth.measure import measure
 from traces.synth.recipes import load_recipe, recipe_names, recipe_statistics
-from traces.synth.statistics import TraceStatistics, load_statistics, save_statistics
+from traces.synth.statistics import TraceStatistics, save_statistics, validated_statistics
 from traces.synth.synthesise import synthesise
 
 MOST_MEASURED_ENTRIES = 1 << 28
@@ -112,10 +112,11 @@ def _statistics(source: str, group: str | None, block_size: int, churn: float | 
     if source in recipe_names() or Path(source).suffix == ".yaml":
         if group is not None:
             raise InputError("--group: names a request of a trace; a recipe has none")
-        if source not in recipe_names() and "set_sizes" in _mapping(source):
+        content = {} if source in recipe_names() else _mapping(source)
+        if "set_sizes" in content:
             if churn is not None:
                 raise InputError("--churn: the open input of a recipe; statistics have their churn measured")
-            return load_statistics(Path(source))
+            return validated_statistics(content, source)
         return recipe_statistics(load_recipe(source, churn))
     if churn is not None:
         raise InputError("--churn: the open input of a recipe; a trace has its churn measured")

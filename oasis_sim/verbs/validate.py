@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oasis_sim.interruption import points_kept, told_on_interruption
 from oasis_sim.output import milliseconds, print_json, share
-from traces.errors import CheckFailed, EnvironmentMissing, InputError
+from traces.errors import CheckFailed, EnvironmentMissing, InputError, refuse_file
 
 if TYPE_CHECKING:
     from realhw.decode_point import Point
@@ -35,8 +35,7 @@ def validate(
 
     load_hardware(hardware)  # before points run
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {out}: is a file; results go into a folder")
+    refuse_file(folder, "--out")
     if num_points < 1:
         raise InputError(f"--points must be at least 1, got {num_points}")
     keys = None

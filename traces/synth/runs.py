@@ -5,7 +5,7 @@ Blocks change slowly, so that one draw of few heads is uncertain by several perc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,24 @@ def ranked_rows(
     where there is no draft. The process is spent."""
     best = np.full((1 + len(kinds), num_steps, len(process.heads), count), -1, np.int32)
     for step in range(num_steps):
-        selectable = (context + step - 1) // size
-        process.advance(selectable)
-        best[0, step] = best_blocks(process.scores[:, :selectable], count)
-        for j, of_step in enumerate(kinds, start=1):
-            if step >= j:
-                after, before = beside_right(of_step, step, j)
-                drafted = process.draft_scores(j, str(of_step[step]), after_right=after, before_right=before)
-                best[j, step] = best_blocks(drafted[:, : (context + step - j - 1) // size], count)
+        for j, scores in scores_of_step(process, kinds, context, step, size):
+            best[j, step] = best_blocks(scores, count)
     return best
+
+
+def scores_of_step(
+    process: LayerProcess, kinds: Sequence[NDArray[np.str_]], context: int, step: int, size: int
+) -> Iterator[tuple[int, Scores]]:
+    """Advance to `step`; the scores of `true` as 0 and of the drafts 1, 2, … that there are, each over the blocks that
+    it may select, [H, n]."""
+    selectable = (context + step - 1) // size
+    process.advance(selectable)
+    yield 0, process.scores[:, :selectable]
+    for j, of_step in enumerate(kinds, start=1):
+        if step >= j:
+            after, before = beside_right(of_step, step, j)
+            drafted = process.draft_scores(j, str(of_step[step]), after_right=after, before_right=before)
+            yield j, drafted[:, : (context + step - j - 1) // size]
 
 
 def best_blocks(scores: Scores, count: int) -> Ids:

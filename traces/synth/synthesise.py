@@ -24,9 +24,9 @@ from traces.schema import (
 from traces.staging import staged
 from traces.synth.calibrate import fit_heads
 from traces.synth.fit import HeadProcess
-from traces.synth.kinds import beside_right, draft_kinds
+from traces.synth.kinds import draft_kinds
 from traces.synth.process import LayerProcess
-from traces.synth.runs import most_typical, num_draws, ranked_rows
+from traces.synth.runs import most_typical, num_draws, ranked_rows, scores_of_step
 from traces.synth.statistics import TraceStatistics
 from traces.writer import StepRecord, TraceWriter
 
@@ -75,6 +75,8 @@ def synthesise(
     num_ranked = min(budget // size, -(-context_tokens // size) - 1)
     if seed < 0:
         raise InputError(f"seed {seed}: must not be negative")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: exists already")
     _check(statistics, geometry, context_tokens, num_steps, num_ranked, layers)
     chosen = tuple(layers) if layers is not None else tuple(range(geometry.num_layers))
     capacity = -(-(context_tokens + num_steps - 1) // size)
@@ -91,18 +93,11 @@ def synthesise(
     processes = _processes(
         statistics, geometry, chosen, context_tokens, num_steps, kinds, seed, draws, lambda: report(next(drawn), units)
     )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: exists already")
     with staged(out) as unfinished, TraceWriter(unfinished, attributes[0], zstd_level=ZSTD_LEVEL, target=out) as writer:
         group = writer.group(attributes[2], attributes[1])
         for step in range(num_steps):
             kv_len = context_tokens + step
-            records = []
-            for process in processes:
-                process.advance((kv_len - 1) // size)
-                records.append(
-                    _layer_record(process, step, kinds, num_ranked, (kv_len - 1) // size, context_tokens, size)
-                )
+            records = [_layer_record(process, step, kinds, num_ranked, context_tokens, size) for process in processes]
             group.append(_step_record(records, step, kv_len, size, distances, kinds))
             report(units - (num_steps - step - 1) * len(chosen), units)
     return out
@@ -149,22 +144,14 @@ def _layer_record(
     step: int,
     kinds: list[NDArray[np.str_]],
     num_ranked: int,
-    num_selectable: int,
     context_tokens: int,
     size: int,
 ) -> tuple[dict[str, tuple[NDArray[np.int32], NDArray[np.uint8]]], NDArray[np.uint8], NDArray[np.float32]]:
-    """Rankings [H, M], mass levels [H, n] and rest [H] of one layer at one step."""
-    scores = process.scores[:, :num_selectable] * np.float32(OCTAVES_PER_UNIT)
-    ranked = {"true": rank_scores(scores, num_ranked, LEVELS_PER_OCTAVE)}
-    for distance, of_step in enumerate(kinds, start=1):
-        if step >= distance:
-            existed = (context_tokens + step - distance - 1) // size
-            after_right, before_right = beside_right(of_step, step, distance)
-            drafted = process.draft_scores(
-                distance, str(of_step[step]), after_right=after_right, before_right=before_right
-            )
-            drafted = drafted[:, :existed] * np.float32(OCTAVES_PER_UNIT)
-            ranked[f"draft{distance}"] = rank_scores(drafted, num_ranked, LEVELS_PER_OCTAVE)
+    """Rankings [H, M], mass levels [H, n] and rest [H] of one layer at a step, to which its process advances."""
+    ranked = {
+        f"draft{j}" if j else "true": rank_scores(scores * np.float32(OCTAVES_PER_UNIT), num_ranked, LEVELS_PER_OCTAVE)
+        for j, scores in scores_of_step(process, kinds, context_tokens, step, size)
+    }
     octaves = process.log2_mass()
     below = MASS_LEVELS_PER_OCTAVE * (octaves - octaves.max(axis=-1, keepdims=True))
     levels = np.maximum(np.rint(255.0 + below), 0.0).astype(np.uint8)
